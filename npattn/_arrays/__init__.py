@@ -1,0 +1,1 @@
+"""What every room shares: array libraries, checks with their wording, broadcasting, trees of parameters, threads."""

@@ -1,0 +1,72 @@
+"""Errors that teach: every message names the operation, the argument, what it must be in axis letters, and what it is.
+
+``attention: k must have shape (..., S, D) with D = 6 as q has, got (2, 5, 7)``
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from npattn._arrays.namespace import Array, dtype_name
+
+
+def shape_error(op: str, name: str, expected: str, shape: Sequence[int], hint: str = "") -> NoReturn:
+    """Raise the one wording for a wrong shape."""
+    raise ValueError(f"{op}: {name} must have shape {expected}, got {tuple(shape)}{'; ' + hint if hint else ''}")
+
+
+def check_bool(op: str, name: str, array: Array) -> None:
+    """A mask is boolean; numbers belong to ``bias=``."""
+    kind = dtype_name(array.dtype)
+    if kind not in ("bool", "bool_"):
+        raise TypeError(
+            f"{op}: {name} must be boolean, True where a query may attend to a key, got {kind}; "
+            f"numbers that are added to the scores go to bias="
+        )
+
+
+def check_integer_array(op: str, name: str, array: Array) -> None:
+    """Ids, lengths and targets are integers."""
+    kind = dtype_name(array.dtype)
+    if not kind.startswith(("int", "uint")):
+        raise TypeError(f"{op}: {name} must have an integer dtype, got {kind}")
+
+
+def check_broadcasts(op: str, name: str, shape: Sequence[int], target: Sequence[int], letters: str) -> None:
+    """``shape`` must broadcast, right-aligned, to ``target`` without enlarging it."""
+    fits = len(shape) <= len(target) and all(
+        n in (1, m) for n, m in zip(reversed(tuple(shape)), reversed(tuple(target)), strict=False)
+    )
+    if not fits:
+        raise ValueError(f"{op}: {name} must broadcast to {letters} = {tuple(target)}, got shape {tuple(shape)}")
+
+
+def host_float(op: str, name: str, value: Any, *, positive: bool = False) -> float:
+    """A host number as a Python float, so that it never changes an array's dtype.
+
+    A Python or NumPy scalar, or a 0-d NumPy array.
+    """
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (numbers.Real, np.floating, np.integer)):
+        raise TypeError(f"{op}: {name} must be a number on the host, got {type(value).__name__}")
+    number = float(value)
+    if not math.isfinite(number) or (positive and number <= 0):
+        raise ValueError(f"{op}: {name} must be a {'positive ' if positive else ''}finite number, got {number}")
+    return number
+
+
+def host_int(op: str, name: str, value: Any, *, least: int | None = None) -> int:
+    """A host integer: a Python or NumPy integer, or a 0-d NumPy integer array."""
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{op}: {name} must be an integer, got {type(value).__name__}")
+    if least is not None and value < least:
+        raise ValueError(f"{op}: {name} must be at least {least}, got {value}")
+    return int(value)

@@ -1,0 +1,141 @@
+"""Scaled dot-product attention as a caller sees it: ``attention``, its forward and its hand-derived backward."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from npattn._arrays.namespace import Array, Namespace
+from npattn._arrays.trees import tree_repr
+from npattn._attention import formula
+from npattn._attention.biases import LazyBias
+from npattn._attention.masks import Mask
+from npattn._attention.passes import Forward, Kept, backward, forward
+from npattn._attention.problem import Problem, check_cotangent, make_problem
+from npattn._attention.tiling import Sizes, choose_sizes
+from npattn.layers.dropout import Dropout
+
+
+class AttentionSaved(NamedTuple):
+    """What `attention_backward` needs: the inputs, borrowed, and three results of forward, unrounded.
+
+    ``row_max``, ``row_sum`` and ``lse`` are (..., H, T), in float32 or float64.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    mask: Mask | Array | None
+    bias: Array | LazyBias | None
+    scale: float | None
+    softcap: float | None
+    sinks: Array | None
+    dropout: Dropout | None
+    out: Array
+    row_max: Array
+    row_sum: Array
+    tiling: tuple[Sizes, Kept | None]
+
+    __repr__ = tree_repr
+
+    @property
+    def problem(self) -> Problem:
+        """The inputs, checked and grouped again."""
+        return make_problem(
+            "attention", self.q, self.k, self.v, self.mask, self.bias, self.scale, self.softcap, self.sinks, self.dropout
+        )
+
+    @property
+    def lse(self) -> Array:
+        """The log of every row's sum of exponentials, row_max + log row_sum; -inf where a query sees no key and no sink."""
+        return formula.log_sum_exp(self.row_max, self.row_sum, self.problem.xp)
+
+
+class AttentionGrads(NamedTuple):
+    """Gradients of `attention`, each in the shape and dtype of its input; ``None`` for an input that was not given."""
+
+    dq: Array
+    dk: Array
+    dv: Array
+    dbias: Array | None
+    dsinks: Array | None
+
+    __repr__ = tree_repr
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    /,
+    *,
+    mask: Mask | Array | None = None,
+    bias: Array | LazyBias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout: Dropout | None = None,
+) -> Array:
+    problem = make_problem("attention", q, k, v, mask, bias, scale, softcap, sinks, dropout)
+    done = forward(problem, choose_sizes(problem), keep=False)
+    return _own(problem, done.out, shared=False)
+
+
+def attention_forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    /,
+    *,
+    mask: Mask | Array | None = None,
+    bias: Array | LazyBias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    dropout: Dropout | None = None,
+) -> tuple[Array, AttentionSaved]:
+    problem = make_problem("attention", q, k, v, mask, bias, scale, softcap, sinks, dropout)
+    sizes = choose_sizes(problem)
+    done = forward(problem, sizes, keep=sizes.keep > 0)
+    results = (
+        problem.result(done.out, problem.v.shape[-1]),
+        problem.result(done.row_max),
+        problem.result(done.row_sum),
+    )
+    saved = AttentionSaved(q, k, v, mask, bias, scale, softcap, sinks, dropout, *results, (sizes, done.kept))
+    return _own(problem, done.out, shared=True), saved
+
+
+def attention_backward(dout: Array, saved: AttentionSaved, /, *, dlse: Array | None = None) -> AttentionGrads:
+    problem = saved.problem
+    check_cotangent(problem, "dout", dout, problem.v.shape[-1])
+    if dlse is not None:
+        check_cotangent(problem, "dlse", dlse, lifted=True)
+        dlse = problem.group_rows(dlse)[..., None]
+    sizes, kept = saved.tiling
+    rows = (problem.group_rows(saved.out), *(problem.group_rows(x)[..., None] for x in (saved.row_max, saved.row_sum)))
+    grads = backward(problem, sizes, Forward(*rows, kept), problem.group_rows(dout), dlse)
+    return AttentionGrads(
+        problem.ungroup_rows(grads.dq, saved.q),
+        problem.ungroup_keys(grads.dk, saved.k),
+        problem.ungroup_keys(grads.dv, saved.v),
+        _back_to_bias(problem, grads.dbias),
+        None if grads.dsinks is None else problem.xp.astype(problem.xp.reshape(grads.dsinks, (-1,)), problem.dtype, copy=False),
+    )
+
+
+def _own(problem: Problem, out: Array, *, shared: bool) -> Array:
+    """The result in the caller's shape and dtype; a copy if ``saved`` holds it too, since callers write ``out += x``."""
+    out = problem.result(out, problem.v.shape[-1])
+    if problem.dtype != problem.compute:
+        return problem.xp.astype(out, problem.dtype)
+    return problem.xp.asarray(out, copy=True) if shared else out
+
+
+def _back_to_bias(problem: Problem, dbias: Array | None) -> Array | None:
+    bias, xp = problem.options.bias, problem.xp
+    if dbias is None or bias is None:
+        return None
+    dbias = xp.astype(dbias, problem.dtype, copy=False)
+    if isinstance(bias, LazyBias):
+        return bias.gradient(xp.reshape(dbias, (-1, dbias.shape[-1])), xp)
+    return xp.reshape(dbias, bias.shape)

@@ -1,0 +1,204 @@
+"""The formula, softmax(scale·q kᵀ) v, and its derivatives on one tile: the only calculus of attention in the package.
+
+A tile is some rows (queries, of all heads of a group) against some keys. Its matrices are (..., rows, keys); q and dout are
+(..., rows, D) and (..., rows, E), k and v (..., keys, D) and (..., keys, E), what belongs to a row (..., rows, 1). q arrives
+scaled. Forward leaves, of every row, the largest biased score and the sum of the numerators exp(biased - row_max); backward makes the
+numerators again from them. Derivation: docs/derivation.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from npattn._arrays.namespace import Array, Namespace, array_device
+from npattn._attention.ops import Hidden, Ops
+
+
+class Terms(NamedTuple):
+    """What stands beside q, k, v in a tile; arrays broadcast to (..., rows, keys)."""
+
+    softcap: float | None = None
+    bias: Array | None = None
+    hidden: Sequence[Hidden] = ()
+    live: Array | None = None  # (..., rows, 1), the rows that see a key of this tile; None where all do
+    factors: Array | None = None  # dropout's: 0 or 1 / (1 - rate)
+
+
+class Part(NamedTuple):
+    """The result of some keys for some rows, before it is divided by row_sum.
+
+    A row that has seen no key has out 0, row_max -inf, row_sum 0; every other row has row_sum >= 1, or NaN.
+    """
+
+    out: Array
+    row_max: Array
+    row_sum: Array
+
+
+class Rows(NamedTuple):
+    """What backward needs to know of every row, ready for its tiles."""
+
+    dout: Array  # dout / row_sum
+    delta: Array  # (delta - dlse) / row_sum
+    shift: Array  # row_max, 0 where there is none
+
+
+class TileGrads(NamedTuple):
+    """A tile's share of the gradients; dq is still to be multiplied by scale."""
+
+    dq: Array
+    dk: Array
+    dv: Array
+    dbiased: Array
+
+
+# Forward ---------------------------------------------------------------------------------------------------------------------
+
+
+def scores(ops: Ops, q: Array, k: Array) -> Array:
+    """scores = scale·q kᵀ."""
+    return ops.matmul(q, ops.xp.matrix_transpose(k), "scores")
+
+
+def capped(ops: Ops, scores: Array, softcap: float) -> Array:
+    """capped = c·tanh(scores / c)."""
+    return ops.multiply(ops.tanh(ops.multiply(scores, 1 / softcap)), softcap)
+
+
+def biased(ops: Ops, q: Array, k: Array, terms: Terms) -> Array:
+    """biased = capped + bias, before anything is hidden."""
+    x = scores(ops, q, k)
+    if terms.softcap is not None:
+        x = capped(ops, x, terms.softcap)
+    return x if terms.bias is None else ops.add(x, terms.bias)
+
+
+def numerators(ops: Ops, biased: Array, shift: Array) -> Array:
+    """exp(biased - shift): the weights before they are divided by row_sum."""
+    return ops.exp(ops.subtract(biased, shift))
+
+
+def forward_tile(ops: Ops, q: Array, k: Array, v: Array, terms: Terms, *, keep: bool = False) -> tuple[Part, Array]:
+    """One tile's part of the result; and its numerators, to be kept for backward if asked for."""
+    x = ops.hide(biased(ops, q, k, terms), terms.hidden, -float("inf"))
+    row_max = ops.row_max(x)
+    p = numerators(ops, x, row_max if terms.live is None else select(terms.live, row_max, 0.0, ops.xp))
+    if keep:
+        p = ops.hide(p, terms.hidden, 0.0)  # a row that is NaN is NaN at its hidden pairs too
+    row_sum = ops.row_sum(p)
+    dropped = p if terms.factors is None else ops.multiply(p, terms.factors, "dropped" if keep else None)
+    return Part(ops.matmul(dropped, v, "out"), row_max, row_sum), p
+
+
+def empty_part(shape: tuple[int, ...], value_size: int, dtype: Any, device: Any, xp: Namespace) -> Part:
+    """The part of rows (..., rows) that have no keys at all."""
+    out, row_sum = (xp.zeros((*shape, n), dtype=dtype, device=device) for n in (value_size, 1))
+    return Part(out, xp.full((*shape, 1), -float("inf"), dtype=dtype, device=device), row_sum)
+
+
+def add_sink(part: Part, sinks: Array, xp: Namespace) -> Part:
+    """A sink is one more part, with no value: out 0, row_max the sink, row_sum 1 (0 for a sink of -inf, which is none)."""
+    out = select(part.row_sum != 0, part.out, 0.0, xp)  # now: a row that only sees its sink has row_sum 1
+    return merge(part._replace(out=out), Part(xp.zeros_like(sinks), sinks, _sink_sum(sinks, xp)), xp)
+
+
+def _sink_sum(sinks: Array, xp: Namespace) -> Array:
+    return xp.astype(sinks != -float("inf"), sinks.dtype)
+
+
+def merge(a: Part, b: Part, xp: Namespace) -> Part:
+    """Two parts over disjoint keys as one: out = Σ exp(row_max_j - row_max)·out_j, row_sum alike."""
+    row_max = xp.maximum(a.row_max, b.row_max)
+    by_a, by_b = (rescale(part.row_max, part.row_sum, row_max, xp) for part in (a, b))
+    return Part(by_a * a.out + by_b * b.out, row_max, by_a * a.row_sum + by_b * b.row_sum)
+
+
+def rescale(row_max: Array, row_sum: Array, new_max: Array, xp: Namespace) -> Array:
+    """exp(row_max - new_max), 0 for a part that has seen no key (its row_max may meet another -inf there)."""
+    empty = row_sum == 0
+    return select(~empty, xp.exp(select(~empty, row_max - new_max, 0.0, xp)), 0.0, xp)
+
+
+def normalised(part: Part, xp: Namespace) -> Array:
+    """out / row_sum, set to 0 for a row that has seen no key: 0 times a NaN that another row sees would not be."""
+    return select(part.row_sum != 0, part.out * reciprocal(part.row_sum, xp), 0.0, xp)
+
+
+def reciprocal(row_sum: Array, xp: Namespace) -> Array:
+    """1 / row_sum, 0 for a row that has seen no key."""
+    empty = row_sum == 0
+    return select(~empty, 1 / select(~empty, row_sum, 1.0, xp), 0.0, xp)
+
+
+def log_sum_exp(row_max: Array, row_sum: Array, xp: Namespace) -> Array:
+    """lse = row_max + log row_sum, -inf for a row that has seen no key."""
+    empty = row_sum == 0
+    return select(~empty, row_max + xp.log(select(~empty, row_sum, 1.0, xp)), -float("inf"), xp)
+
+
+# Backward --------------------------------------------------------------------------------------------------------------------
+
+
+def row_delta(dout: Array, out: Array, xp: Namespace) -> Array:
+    """δ_i = Σ_j weights_ij dweights_ij = dout_i · out_i."""
+    return xp.vecdot(dout, out)[..., None]
+
+
+def rows_backward(dout: Array, delta: Array, dlse: Array | None, row_max: Array, row_sum: Array, xp: Namespace) -> Rows:
+    """The row terms of every tile: weights = numerators / row_sum, and the division is done here, once a row."""
+    seen = row_sum != 0
+    inverse = reciprocal(row_sum, xp)
+    delta = delta if dlse is None else delta - dlse
+    # selection: at a row that sees nothing, dout may be NaN and dlse may be anything
+    return Rows(
+        select(seen, dout * inverse, 0.0, xp), select(seen, delta * inverse, 0.0, xp), select(seen, row_max, 0.0, xp)
+    )
+
+
+def rows_as_kept(rows: Rows, tile_max: Array, xp: Namespace) -> Rows:
+    """The row terms for numerators that were made with a tile's own row_max instead of the whole row's."""
+    factor = xp.exp(tile_max - rows.shift)
+    return rows._replace(dout=rows.dout * factor, delta=rows.delta * factor)
+
+
+def sink_backward(sinks: Array, delta: Array, dlse: Array | None, row_max: Array, row_sum: Array, xp: Namespace) -> Array:
+    """dsink_i = p_i (dlse_i - δ_i), p_i = exp(sink - lse_i) the sink's weight in row i."""
+    weight = rescale(sinks, _sink_sum(sinks, xp), row_max, xp) * reciprocal(row_sum, xp)
+    return weight * (-delta if dlse is None else dlse - delta)
+
+
+def backward_tile(
+    ops: Ops, q: Array, k: Array, v: Array, rows: Rows, terms: Terms, kept: Array | None = None
+) -> TileGrads:
+    """One tile's share of dq / scale, dk, dv, and its dbiased; ``kept`` are the numerators, if forward kept them."""
+    transpose = ops.xp.matrix_transpose
+    slope = None
+    if terms.softcap is not None:
+        # capped = c·tanh(scores / c): its slope is 1 - (capped / c)²
+        x = capped(ops, scores(ops, q, k), terms.softcap)
+        slope = ops.multiply(x, 1 / terms.softcap, "slope")
+        slope = ops.add(ops.multiply(ops.multiply(slope, slope), -1.0), 1.0)
+        x = x if terms.bias is None else ops.add(x, terms.bias)
+    elif kept is None:
+        x = biased(ops, q, k, terms)
+    p = ops.hide(numerators(ops, x, rows.shift), terms.hidden, 0.0) if kept is None else kept
+    # out = dropped v
+    dropped = p if terms.factors is None else ops.multiply(p, terms.factors, "dropped")
+    dv = ops.matmul(transpose(dropped), rows.dout, "dv")
+    dweights = ops.matmul(rows.dout, transpose(v), "dweights")
+    # dropped = weights ∘ factors
+    if terms.factors is not None:
+        dweights = ops.multiply(dweights, terms.factors)
+    # weights = softmax(biased)
+    dbiased = ops.multiply(ops.subtract(dweights, rows.delta), p)
+    dbiased = ops.hide(dbiased, terms.hidden, 0.0)
+    # capped = c·tanh(scores / c)
+    dscores = dbiased if slope is None else ops.multiply(dbiased, slope, "dscores")
+    # scores = scale·q kᵀ, with the scale in q
+    return TileGrads(ops.matmul(dscores, k, "dq"), ops.matmul(transpose(dscores), q, "dk"), dv, dbiased)
+
+
+def select(condition: Array, x: Array, other: float, xp: Namespace) -> Array:
+    """``x`` where the condition holds, else ``other``."""
+    return xp.where(condition, x, xp.full((1,) * x.ndim, other, dtype=x.dtype, device=array_device(x)))

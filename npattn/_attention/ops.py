@@ -1,0 +1,201 @@
+"""The operations that the formula is written in, in two kinds.
+
+``Fresh`` returns new arrays and works with any library, inside ``jax.jit`` and under PyTorch's autograd. ``Scratch`` may overwrite
+its first argument and writes into buffers of its own, which it uses again for the next tile; it is for NumPy and CuPy, whose
+functions take ``out=``. The text of the formula is the same for both; what it calls a value it must not use again once it
+has handed it to an operation as the first argument, unless it gave the result a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from npattn._arrays.namespace import Array, Namespace, array_device
+
+
+class Hidden(NamedTuple):
+    """The pairs that may not be seen, among the keys ``start <= j < stop`` of a tile: True where hidden, (..., rows, keys)."""
+
+    start: int
+    stop: int
+    pairs: Array
+
+
+class Ops(Protocol):
+    """Arithmetic on a tile's matrices (..., rows, keys)."""
+
+    xp: Namespace
+
+    def release(self, name: str) -> None:
+        """Give the memory of the last result of this name away, so that it can be kept."""
+
+    def load(self, x: Array, name: str, *, scale: float = 1.0, live: Array | None = None) -> Array:
+        """A tile's part of an input in the dtype it is computed in, times ``scale``, 0 where ``live`` is not."""
+
+    def matmul(self, a: Array, b: Array, name: str) -> Array:
+        """``a @ b``."""
+
+    def add(self, a: Array, b: Array | float, name: str | None = None) -> Array:
+        """``a + b``."""
+
+    def subtract(self, a: Array, b: Array, name: str | None = None) -> Array:
+        """``a - b``."""
+
+    def multiply(self, a: Array, b: Array | float, name: str | None = None) -> Array:
+        """``a * b``."""
+
+    def exp(self, a: Array, name: str | None = None) -> Array:
+        """``exp(a)``."""
+
+    def tanh(self, a: Array) -> Array:
+        """``tanh(a)``."""
+
+    def row_max(self, a: Array) -> Array:
+        """The largest element of every row, (..., rows, 1)."""
+
+    def row_sum(self, a: Array) -> Array:
+        """The sum of every row, (..., rows, 1)."""
+
+    def hide(self, a: Array, hidden: Sequence[Hidden], value: float) -> Array:
+        """``a`` with ``value`` at the hidden pairs."""
+
+
+class Fresh:
+    """New arrays, any library."""
+
+    def __init__(self, xp: Namespace, dtype: Any) -> None:
+        self.xp = xp
+        self.dtype = dtype
+
+    def release(self, name: str) -> None:
+        """Every result has memory of its own."""
+
+    def load(self, x: Array, name: str, *, scale: float = 1.0, live: Array | None = None) -> Array:
+        x = self.xp.astype(x, self.dtype, copy=False)
+        if live is not None:  # selection, not multiplication: what stands there may be NaN
+            x = self.xp.where(live, x, self.xp.zeros((1,) * x.ndim, dtype=x.dtype, device=array_device(x)))
+        return x if scale == 1.0 else x * scale
+
+    def matmul(self, a: Array, b: Array, name: str) -> Array:
+        return a @ b
+
+    def add(self, a: Array, b: Array | float, name: str | None = None) -> Array:
+        return a + b
+
+    def subtract(self, a: Array, b: Array, name: str | None = None) -> Array:
+        return a - b
+
+    def multiply(self, a: Array, b: Array | float, name: str | None = None) -> Array:
+        return a * b
+
+    def exp(self, a: Array, name: str | None = None) -> Array:
+        return self.xp.exp(a)
+
+    def tanh(self, a: Array) -> Array:
+        return self.xp.tanh(a)
+
+    def row_max(self, a: Array) -> Array:
+        return self.xp.max(a, axis=-1, keepdims=True)
+
+    def row_sum(self, a: Array) -> Array:
+        return self.xp.sum(a, axis=-1, keepdims=True)
+
+    def hide(self, a: Array, hidden: Sequence[Hidden], value: float) -> Array:
+        for start, stop, pairs in hidden:
+            inside = self.xp.where(pairs, self.xp.full((1,) * a.ndim, value, dtype=a.dtype, device=array_device(a)), a[..., start:stop])
+            if stop - start == a.shape[-1]:
+                a = inside
+            else:
+                a = self.xp.concat([a[..., :start], inside, a[..., stop:]], axis=-1)
+        return a
+
+
+class Scratch:
+    """Results into buffers that are used again; one object a thread and call."""
+
+    def __init__(self, xp: Namespace, dtype: Any) -> None:
+        self.xp = xp
+        self.dtype = dtype
+        self.buffers: dict[str, Array] = {}
+
+    def release(self, name: str) -> None:
+        """Let whoever holds it keep this buffer: the next result of the name gets memory of its own."""
+        self.buffers.pop(name, None)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Array:
+        """A buffer of this name and shape, with anything in it."""
+        size = 1
+        for n in shape:
+            size *= n
+        buffer = self.buffers.get(name)
+        if buffer is None or buffer.size < size:
+            self.buffers[name] = buffer = self.xp.empty(size, dtype=self.dtype)
+        return buffer[:size].reshape(shape)
+
+    def load(self, x: Array, name: str, *, scale: float = 1.0, live: Array | None = None) -> Array:
+        if live is not None:
+            return self.hide_rows(x, name, scale, live)
+        if scale != 1.0:
+            return self.xp.multiply(x, scale, out=self.take(name, x.shape), casting="same_kind", dtype=self.dtype)
+        if x.dtype == self.dtype and _suits_blas(x):
+            return x
+        copy = self.take(name, x.shape)
+        copy[...] = x
+        return copy
+
+    def hide_rows(self, x: Array, name: str, scale: float, live: Array) -> Array:
+        """``load`` with 0 in the rows that are not live."""
+        copy = self.take(name, broadcast(x.shape, live.shape))
+        copy[...] = x
+        self.xp.copyto(copy, 0, where=~live)
+        return copy if scale == 1.0 else self.xp.multiply(copy, scale, out=copy)
+
+    def matmul(self, a: Array, b: Array, name: str) -> Array:
+        return self.xp.matmul(a, b, out=self.take(name, (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])))
+
+    def add(self, a: Array, b: Array | float, name: str | None = None) -> Array:
+        return self.xp.add(a, b, out=a if name is None else self.take(name, a.shape))
+
+    def subtract(self, a: Array, b: Array, name: str | None = None) -> Array:
+        return self.xp.subtract(a, b, out=a if name is None else self.take(name, a.shape))
+
+    def multiply(self, a: Array, b: Array | float, name: str | None = None) -> Array:
+        return self.xp.multiply(a, b, out=a if name is None else self.take(name, a.shape))
+
+    def exp(self, a: Array, name: str | None = None) -> Array:
+        return self.xp.exp(a, out=a if name is None else self.take(name, a.shape))
+
+    def tanh(self, a: Array) -> Array:
+        return self.xp.tanh(a, out=a)
+
+    def row_max(self, a: Array) -> Array:
+        return a.max(axis=-1, keepdims=True)
+
+    def row_sum(self, a: Array) -> Array:
+        ones = self.buffers.get("ones")
+        if ones is None or ones.size < a.shape[-1]:
+            self.buffers["ones"] = ones = self.xp.ones(a.shape[-1], dtype=self.dtype)
+        return (a @ ones[: a.shape[-1]])[..., None]  # a matrix product is faster than a sum
+
+    def hide(self, a: Array, hidden: Sequence[Hidden], value: float) -> Array:
+        for start, stop, pairs in hidden:
+            self.xp.copyto(a[..., start:stop], value, where=pairs)
+        return a
+
+
+def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """The common shape of two shapes that are known to have one."""
+    if a == b:
+        return a
+    a, b = (1,) * (len(b) - len(a)) + a, (1,) * (len(a) - len(b)) + b
+    return tuple(n if m == 1 else m for m, n in zip(a, b, strict=True))
+
+
+def _suits_blas(x: Array) -> bool:
+    """Whether matrix products take ``x`` as it lies in memory: rows of neighbours that do not overlap, aligned."""
+    item = x.dtype.itemsize
+    row, element = x.strides[-2:]
+    return bool(element == item and row % item == 0 and row >= item * x.shape[-1] and (not isinstance(x, np.ndarray) or x.flags.aligned))

@@ -1,0 +1,259 @@
+"""The passes over a problem's tiles, forward and backward: they hand tiles to the formula and put together what it returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn._arrays.broadcast import unbroadcast
+from npattn._arrays.namespace import Array
+from npattn._attention import formula
+from npattn._attention.biases import LazyBias
+from npattn._attention.formula import Part, select
+from npattn._attention.ops import Ops
+from npattn._attention.place import Place
+from npattn._attention.problem import Problem
+from npattn._attention.stores import make_rows, make_sums
+from npattn._attention.tiling import Sizes, Tile, cut_units, make_ops, run, unit_rows, unit_tiles
+
+Kept = tuple[tuple[tuple[Array, Array], ...], ...]  # of every unit's tiles: numerators and the row_max they were made with
+
+BACKWARD_JOBS = 8  # at least so many jobs, where the rows allow it: each further job on the same heads costs a copy of dk and dv
+
+
+class Forward(NamedTuple):
+    """What the forward pass leaves, in grouped form and in the dtype of the computation."""
+
+    out: Array  # (..., K, G, T, E)
+    row_max: Array  # (..., K, G, T, 1)
+    row_sum: Array  # (..., K, G, T, 1)
+    kept: Kept | None
+
+
+class Backward(NamedTuple):
+    """The gradients, in grouped form and in the dtype of the computation."""
+
+    dq: Array  # (..., K, G, T, D)
+    dk: Array  # (..., K, S, D)
+    dv: Array  # (..., K, S, E)
+    dbias: Array | None  # of a dense bias in its grouped shape; of a lazy one (K, G, P)
+    dsinks: Array | None  # (K, G)
+
+
+def forward(problem: Problem, sizes: Sizes, *, keep: bool) -> Forward:
+    """Every unit's rows against its tiles, merged where its keys are cut."""
+    units = [unit for block in cut_units(problem, sizes) for unit in block]
+    stores = [make_rows(problem, n, plain=sizes.plain) for n in (problem.v.shape[-1], 1, 1)]
+    kept: list[Any] = [()] * len(units)
+
+    def worker(check: Callable[[], None]) -> Callable[[int], None]:
+        ops = make_ops(problem, sizes)
+
+        def work(index: int) -> None:
+            with np.errstate(all="ignore"):
+                part, kept[index] = _forward_unit(problem, sizes, units[index], ops, check, keep=keep)
+                for store, rows in zip(stores, part, strict=True):
+                    store.put(units[index], rows)
+
+        return work
+
+    run(problem, sizes, worker, range(len(units)))
+    out, row_max, row_sum = (store.result() for store in stores)
+    return Forward(out, row_max, row_sum, tuple(kept) if keep else None)
+
+
+def _forward_unit(
+    problem: Problem, sizes: Sizes, unit: Place, ops: Ops, check: Callable[[], None], *, keep: bool
+) -> tuple[Part, tuple[tuple[Array, Array], ...]]:
+    """A unit's rows: the normalised out, row_max and row_sum; and what is kept of its tiles."""
+    xp = problem.xp
+    q = ops.load(unit_rows(problem, unit, problem.q), "q", scale=problem.options.scale)
+    part, kept = None, []
+    for tile in unit_tiles(problem, unit, sizes, ops):
+        check()
+        new, p = formula.forward_tile(ops, q, tile.k, tile.v, tile.terms, keep=keep)
+        if keep:
+            kept.append((p, new.row_max))
+            ops.release("scores")
+        if part is None:
+            part = new
+            ops.release("out")  # the next tile's must not overwrite it
+        else:
+            part = formula.merge(part, new, xp)
+    if part is None:
+        lead = tuple(s.stop - s.start for s in (*unit.lead, unit.heads))
+        part = formula.empty_part((*lead, unit.rows), problem.v.shape[-1], problem.compute, problem.device, xp)
+    if problem.options.sinks is not None:
+        part = formula.add_sink(part, sink_rows(problem, unit), xp)
+    return Part(formula.normalised(part, xp), part.row_max, part.row_sum), tuple(kept)
+
+
+def sink_rows(problem: Problem, unit: Place) -> Array:
+    """The sink of every row of a unit, (K, rows, 1)."""
+    sinks = problem.xp.astype(problem.options.sinks, problem.compute, copy=False)
+    return unit.fold_rows(unit.per_head(sinks, problem.xp)[..., None], problem.xp)
+
+
+def backward(problem: Problem, sizes: Sizes, done: Forward, dout: Array, dlse: Array | None) -> Backward:
+    """Every unit's tiles again. dq is a unit's own; all else is summed in an order that shapes alone decide."""
+    options = problem.options
+    jobs, copies = _backward_jobs(problem, sizes)
+    keys = (*problem.lead, problem.kv_heads, problem.keys)
+    dq = make_rows(problem, problem.q.shape[-1], plain=sizes.plain)
+    dk, dv = (make_sums(problem, (*keys, x.shape[-1]), copies, plain=sizes.plain) for x in (problem.k, problem.v))
+    bias_shape = bias_axes(problem)
+    dbias = None if bias_shape is None else make_sums(problem, bias_shape, 1, plain=sizes.plain)
+    dsinks = None if options.sinks is None else make_sums(problem, problem.whole[-4:-2], 1, plain=sizes.plain)
+    # what several jobs add to waits until all are done, and is then added in the order of the jobs; a bias with both queries and
+    # keys would be too large to wait, and the jobs are made so that each has its part to itself
+    waiting: list[list[tuple[Any, tuple[slice, ...], Array]]] = [[] for _ in jobs]
+
+    def worker(check: Callable[[], None]) -> Callable[[int], None]:
+        ops = make_ops(problem, sizes)
+
+        def work(job: int) -> None:
+            for copy, index, unit in jobs[job]:
+                with np.errstate(all="ignore"):
+                    rows = _BackwardUnit(problem, unit, ops, done, dout, dlse)
+                    for n, tile in enumerate(unit_tiles(problem, unit, sizes, ops)):
+                        check()
+                        grads = rows.tile(tile, done.kept[index][n] if done.kept is not None else None)
+                        part = (*unit.lead, unit.heads, tile.place.keys, slice(None))
+                        dk.add(copy, part, grads.dk)
+                        dv.add(copy, part, grads.dv)
+                        if dbias is not None:
+                            share = bias_share(problem, tile.place, grads.dbiased)
+                            if is_wide(bias_shape):
+                                dbias.add(0, *share)
+                            else:
+                                waiting[job].append((dbias, *share))
+                    dq.put(unit, rows.dq())
+                    if dsinks is not None:
+                        waiting[job].append((dsinks, (unit.heads, unit.group), rows.dsinks()))
+
+        return work
+
+    run(problem, sizes, worker, range(len(jobs)))
+    for store, index, share in (entry for entries in waiting for entry in entries):
+        store.add(0, index, share)
+    return Backward(
+        dq.result(),
+        dk.result(),
+        dv.result(),
+        None if dbias is None else dbias.result(),
+        None if dsinks is None else dsinks.result(),
+    )
+
+
+class _BackwardUnit:
+    """A unit's rows on their way through its tiles."""
+
+    def __init__(
+        self, problem: Problem, unit: Place, ops: Ops, done: Forward, dout: Array, dlse: Array | None
+    ) -> None:
+        self.problem, self.unit, self.ops, self.xp = problem, unit, ops, problem.xp
+        self.q = ops.load(unit_rows(problem, unit, problem.q), "q", scale=problem.options.scale)
+        dout = ops.load(unit_rows(problem, unit, dout), "dout")
+        self.dlse = None if dlse is None else unit_rows(problem, unit, dlse)
+        self.row_max, self.row_sum = unit_rows(problem, unit, done.row_max), unit_rows(problem, unit, done.row_sum)
+        self.delta = formula.row_delta(dout, unit_rows(problem, unit, done.out), self.xp)
+        self.rows = formula.rows_backward(dout, self.delta, self.dlse, self.row_max, self.row_sum, self.xp)
+        self.total: Array | None = None
+        self.seen: Array | bool = False  # which rows see a key; True for all
+
+    def tile(self, tile: Tile, kept: tuple[Array, Array] | None) -> formula.TileGrads:
+        """A tile's share; dq stays here."""
+        q, rows, live = self.q, self.rows, tile.terms.live
+        p = None
+        if kept is not None:
+            p, row_max = kept
+            rows = formula.rows_as_kept(rows, row_max, self.xp)
+        if live is None:
+            self.seen = True
+        else:  # a row that sees nothing here may hold anything
+            q = self.ops.load(q, "live_q", live=live)
+            rows = rows._replace(dout=self.ops.load(rows.dout, "live_dout", live=live))
+            self.seen = self.seen if self.seen is True else live if self.seen is False else self.seen | live
+        grads = formula.backward_tile(self.ops, q, tile.k, tile.v, rows, tile.terms, p)
+        scaled = self.ops.multiply(grads.dq, self.problem.options.scale, None if self.total is not None else "total_dq")
+        self.total = scaled if self.total is None else self.ops.add(self.total, scaled)
+        return grads
+
+    def dq(self) -> Array:
+        """Once every tile is through."""
+        if self.total is None:
+            return self.xp.zeros((1, 1), dtype=self.problem.compute, device=self.problem.device)
+        return self.total if self.seen is True else select(self.seen, self.total, 0.0, self.xp)
+
+    def dsinks(self) -> Array:
+        """The share of the sinks' gradient, (K, G)."""
+        delta = self.delta
+        if self.seen is False:
+            delta = self.xp.zeros_like(delta)
+        elif self.seen is not True:
+            delta = select(self.seen, delta, 0.0, self.xp)
+        sinks = sink_rows(self.problem, self.unit)
+        shares = formula.sink_backward(sinks, delta, self.dlse, self.row_max, self.row_sum, self.xp)
+        group = self.unit.group.stop - self.unit.group.start
+        shares = self.xp.reshape(shares, (*shares.shape[:-2], group, -1))
+        return self.xp.sum(shares, axis=(*range(shares.ndim - 3), shares.ndim - 1))
+
+
+def _backward_jobs(problem: Problem, sizes: Sizes) -> tuple[list[list[tuple[int, int, Place]]], int]:
+    """Jobs of (copy, index of the unit, unit), and how many copies of the sums over rows they add to."""
+    blocks = cut_units(problem, sizes)
+    wide = bias_axes(problem) if is_wide(bias_axes(problem)) else None
+    copies = 1
+    if blocks and problem.xp is np and not sizes.plain and not (wide and wide[-3] != problem.group):
+        copies = max(min(-(-BACKWARD_JOBS // len(blocks)), len(blocks[0])), 1)
+    jobs: dict[Any, list[tuple[int, int, Place]]] = {}
+    index = 0
+    for number, block in enumerate(blocks):
+        for n, unit in enumerate(block):
+            # with a wide bias, blocks that share a part of it share a job
+            part = number if wide is None else tuple(_start(s, m) for s, m in zip((*unit.lead, unit.heads), wide, strict=False))
+            jobs.setdefault((part, n % copies), []).append((n % copies, index, unit))
+            index += 1
+    if sizes.plain:
+        return [[entry for job in jobs.values() for entry in job]], 1
+    return list(jobs.values()), copies
+
+
+def _start(part: slice, length: int) -> int:
+    return 0 if length == 1 else part.start
+
+
+def bias_axes(problem: Problem) -> tuple[int, ...] | None:
+    """The shape of what gathers dbias: a dense bias as (..., K, G, T, S), a lazy one as (K, G, P)."""
+    bias = problem.options.bias
+    if bias is None:
+        return None
+    if isinstance(bias, LazyBias):
+        return (problem.kv_heads, problem.group, math.prod(bias.parameters.shape[:-1]))
+    *lead, queries, keys = (1,) * max(2 - bias.ndim, 0) + tuple(bias.shape)
+    heads = lead.pop() if lead else 1
+    split = (1, 1) if heads == 1 else (problem.kv_heads, problem.group)
+    return (*(1,) * (len(problem.lead) - len(lead)), *lead, *split, queries, keys)
+
+
+def is_wide(axes: tuple[int, ...] | None) -> bool:
+    """Whether a dense bias has both queries and keys."""
+    return axes is not None and len(axes) > 3 and axes[-1] > 1 and axes[-2] > 1
+
+
+def bias_share(problem: Problem, place: Place, dbiased: Array) -> tuple[tuple[slice, ...], Array]:
+    """Which part of dbias a tile adds to, and what."""
+    bias, xp = problem.options.bias, problem.xp
+    group, queries = place.group.stop - place.group.start, place.queries.stop - place.queries.start
+    pairs = xp.reshape(dbiased, (*dbiased.shape[:-2], group, queries, dbiased.shape[-1]))
+    if isinstance(bias, LazyBias):
+        share = bias.tile_gradient(pairs, place, xp)
+        return (place.heads, place.group, slice(0, share.shape[-1])), share
+    axes = bias_axes(problem)
+    assert axes is not None
+    slices = (*place.lead, place.heads, place.group, place.queries, place.keys)
+    index = tuple(slice(0, 1) if n == 1 else part for part, n in zip(slices, axes, strict=True))
+    return index, unbroadcast(pairs, tuple(s.stop - s.start for s in index), xp=xp)

@@ -1,0 +1,124 @@
+"""Where the results of tiles are put together: written in place on NumPy and CuPy, as pieces that are joined elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from npattn._arrays.namespace import Array
+from npattn._attention.place import Place
+from npattn._attention.problem import Problem
+
+
+class RowStore(Protocol):
+    """Results of rows, (..., K, G, T, n): every unit puts its own."""
+
+    def put(self, unit: Place, rows: Array) -> None:
+        """Take a unit's (..., K, rows, n); what is broadcast over leading axes is repeated."""
+
+    def result(self) -> Array:
+        """The whole."""
+
+
+class SumStore(Protocol):
+    """Sums over tiles: an array of any axes, to parts of which shares are added, in several copies that are joined in order."""
+
+    def add(self, copy: int, index: tuple[slice, ...], share: Array) -> None:
+        """Add to the part at ``index`` (a slice for every axis)."""
+
+    def result(self) -> Array:
+        """The sum of the copies."""
+
+
+def make_rows(problem: Problem, size: int, *, plain: bool) -> RowStore:
+    """A store for (..., K, G, T, size)."""
+    return _PieceRows(problem, size) if plain else _InPlaceRows(problem, size)
+
+
+def make_sums(problem: Problem, shape: tuple[int, ...], copies: int, *, plain: bool) -> SumStore:
+    """A store for a sum of ``shape``."""
+    return _PieceSums(problem, shape) if plain else _InPlaceSums(problem, shape, copies)
+
+
+def _unfold(unit: Place, rows: Array, problem: Problem) -> Array:
+    group, queries = unit.group.stop - unit.group.start, unit.queries.stop - unit.queries.start
+    return problem.xp.reshape(rows, (*rows.shape[:-2], group, queries, rows.shape[-1]))
+
+
+class _InPlaceRows:
+    def __init__(self, problem: Problem, size: int) -> None:
+        self.problem = problem
+        self.array = problem.xp.empty((*problem.whole[:-1], size), dtype=problem.compute)
+
+    def put(self, unit: Place, rows: Array) -> None:
+        self.array[(*unit.lead, unit.heads, unit.group, unit.queries)] = _unfold(unit, rows, self.problem)
+
+    def result(self) -> Array:
+        return self.array
+
+
+class _PieceRows:
+    """Units cut groups and queries only: rows of pieces, joined along the queries, then along the groups."""
+
+    def __init__(self, problem: Problem, size: int) -> None:
+        self.problem = problem
+        self.size = size
+        self.pieces: dict[tuple[int, int], Array] = {}
+
+    def put(self, unit: Place, rows: Array) -> None:
+        shape = (*self.problem.whole[:-3], unit.group.stop - unit.group.start, unit.queries.stop - unit.queries.start, self.size)
+        piece = self.problem.xp.broadcast_to(_unfold(unit, rows, self.problem), shape)
+        self.pieces[unit.group.start, unit.queries.start] = piece
+
+    def result(self) -> Array:
+        xp = self.problem.xp
+        if not self.pieces:
+            shape = (*self.problem.whole[:-1], self.size)
+            return xp.zeros(shape, dtype=self.problem.compute, device=self.problem.device)
+        groups = sorted({group for group, _ in self.pieces})
+        strips = [[piece for (g, _), piece in sorted(self.pieces.items(), key=lambda item: item[0]) if g == group] for group in groups]
+        return _concat([_concat(strip, -2, xp) for strip in strips], -3, xp)
+
+
+class _InPlaceSums:
+    def __init__(self, problem: Problem, shape: tuple[int, ...], copies: int) -> None:
+        self.xp = problem.xp
+        self.array = problem.xp.zeros((copies, *shape), dtype=problem.compute)
+
+    def add(self, copy: int, index: tuple[slice, ...], share: Array) -> None:
+        part = self.array[(copy, *index)]
+        self.xp.add(part, share, out=part)
+
+    def result(self) -> Array:
+        return self.array[0] if self.array.shape[0] == 1 else self.array.sum(axis=0)
+
+
+class _PieceSums:
+    """Shares are widened with zeros to the whole and added."""
+
+    def __init__(self, problem: Problem, shape: tuple[int, ...]) -> None:
+        self.problem = problem
+        self.shape = shape
+        self.total: Array | None = None
+
+    def add(self, copy: int, index: tuple[slice, ...], share: Array) -> None:
+        for axis, (part, length) in enumerate(zip(index, self.shape, strict=True)):
+            share = self._widen(share, axis, part.start, length - part.stop)
+        self.total = share if self.total is None else self.total + share
+
+    def _widen(self, share: Array, axis: int, before: int, after: int) -> Array:
+        pieces = [share]
+        for side, length in enumerate((before, after)):
+            if length:
+                shape = (*share.shape[:axis], length, *share.shape[axis + 1 :])
+                zeros = self.problem.xp.zeros(shape, dtype=share.dtype, device=self.problem.device)
+                pieces.insert(side * len(pieces), zeros)
+        return _concat(pieces, axis, self.problem.xp)
+
+    def result(self) -> Array:
+        if self.total is None:
+            return self.problem.xp.zeros(self.shape, dtype=self.problem.compute, device=self.problem.device)
+        return self.total
+
+
+def _concat(pieces: list[Array], axis: int, xp: Any) -> Array:
+    return pieces[0] if len(pieces) == 1 else xp.concat(pieces, axis=axis)

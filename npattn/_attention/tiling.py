@@ -1,0 +1,282 @@
+"""How a problem is organised: cut into units of rows, each against the runs of keys that its mask leaves. No calculus here.
+
+A unit is some rows of some heads against all keys; its tiles are cut from the runs of keys that are visible to some of its rows.
+Sizes depend on shapes and on the array library alone, never on contents or on the number of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn._arrays import threads
+from npattn._arrays.namespace import Array, library_name
+from npattn._attention.biases import LazyBias
+from npattn._attention.formula import Terms
+from npattn._attention.ops import Fresh, Hidden, Ops, Scratch
+from npattn._attention.place import ALL, MIXED, NONE, Place, Run
+from npattn._attention.problem import Problem
+
+SMALL_PRODUCT = 1 << 15  # multiplications of a matrix product that no BLAS gives to several threads
+SMALL_PROBLEM = 1 << 21  # multiplications of a problem that is done before a second thread has woken up
+GAP = 32  # a masked run of keys shorter than this is hidden inside a tile rather than cut out
+
+
+class Sizes(NamedTuple):
+    """How large tiles are."""
+
+    rows: int  # rows of a tile, at most
+    keys: int  # keys of a tile, at most
+    pairs: int  # rows times keys times heads of a tile, at most, unless a single head has more
+    plain: bool  # new arrays, every head in each tile: any library
+    keep: int  # bytes of numerators that forward may keep for backward
+
+
+_forced: ContextVar[Sizes | None] = ContextVar("npattn_forced_sizes", default=None)
+
+
+@contextlib.contextmanager
+def forced(sizes: Sizes) -> Iterator[None]:
+    """For tests: these tile sizes and this path, whatever the library."""
+    token = _forced.set(sizes)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def choose_sizes(problem: Problem) -> Sizes:
+    """The tile sizes for a problem's library."""
+    sizes = _forced.get()
+    if sizes is not None:
+        return sizes
+    if problem.xp is np:
+        return Sizes(rows=256, keys=1024, pairs=1 << 16, plain=False, keep=0)
+    heads = max(math.prod(problem.lead) * problem.kv_heads, 1)
+    keys = 1 << 14
+    rows = max((1 << 24) // (heads * min(max(problem.keys, 1), keys)), 1)
+    return Sizes(rows=rows, keys=keys, pairs=1 << 24, plain=library_name(problem.xp) != "cupy", keep=0)
+
+
+def make_ops(problem: Problem, sizes: Sizes) -> Ops:
+    """The kind of operations that the problem's library takes."""
+    return Fresh(problem.xp, problem.compute) if sizes.plain else Scratch(problem.xp, problem.compute)
+
+
+def cut_units(problem: Problem, sizes: Sizes) -> list[list[Place]]:
+    """The units of every block of heads, all with the whole of the keys: a list a block, in order."""
+    *outer, group, queries, keys = problem.whole
+    group_step, query_step = _row_steps(problem, sizes)
+    steps = outer if problem.xp is not np or sizes.plain else _head_steps(outer, group_step * query_step * keys, sizes.pairs)
+    blocks = itertools.product(*(_cut(n, step) for n, step in zip(outer, steps, strict=True)))
+    return [
+        [
+            Place(tuple(lead), heads, g, t, slice(0, keys), problem.whole)
+            for g in _cut(group, group_step)
+            for t in _cut(queries, query_step)
+        ]
+        for *lead, heads in blocks
+    ]
+
+
+def _row_steps(problem: Problem, sizes: Sizes) -> tuple[int, int]:
+    """How many query heads of a group, and how many queries, make the rows of a unit."""
+    group, queries = problem.group, problem.queries
+    mask, bias = problem.options.mask, problem.options.bias
+    # what is at a key that a head may not see must not reach it: heads that may see different keys do not share a tile
+    by_head = (mask is not None and mask.varies_by_head()) or isinstance(bias, LazyBias) or (
+        bias is not None and bias.ndim > 2 and bias.shape[-3] > 1
+    )
+    together = 1 if by_head else min(max(sizes.rows // max(queries, 1), 1), max(group, 1))
+    return together, max(min(sizes.rows // together, queries), 1)
+
+
+def _head_steps(outer: list[int], pairs: int, most: int) -> list[int]:
+    """How many entries of each outer axis one unit takes, the last axis first, within the budget of pairs."""
+    steps = [1] * len(outer)
+    for axis in reversed(range(len(outer))):
+        steps[axis] = max(min(most // max(pairs, 1), outer[axis]), 1)
+        if steps[axis] < outer[axis]:
+            break
+        pairs *= steps[axis]
+    return steps
+
+
+def _cut(length: int, step: int) -> list[slice]:
+    """An axis in nearly equal pieces of at most ``step``."""
+    pieces = -(-length // max(step, 1))
+    edges = [length * n // pieces for n in range(pieces + 1)] if pieces else []
+    return [slice(a, b) for a, b in itertools.pairwise(edges)]
+
+
+def key_tiles(problem: Problem, unit: Place, sizes: Sizes) -> list[tuple[slice, list[slice]]]:
+    """The runs of keys that a unit's tiles take, each with the parts of it where some pairs are hidden."""
+    mask = problem.options.mask
+    if mask is None:
+        return [(keys, []) for keys in _cut(problem.keys, sizes.keys)]
+    if unit.rows * problem.keys <= sizes.pairs and problem.keys <= GAP:
+        runs = [Run(0, problem.keys, MIXED)] if problem.keys else []  # too small to be worth a look
+    else:
+        runs = mask.runs(unit)
+    tiles: list[tuple[slice, list[slice]]] = []
+    for start, stop in _stretches(runs):
+        for piece in _cut(stop - start, sizes.keys):
+            keys = slice(start + piece.start, start + piece.stop)
+            inside = [(max(r.start, keys.start), min(r.stop, keys.stop)) for r in runs if r.state != ALL]
+            tiles.append((keys, [slice(a, b) for a, b in inside if a < b]))
+    return tiles
+
+
+def _stretches(runs: list[Run]) -> list[tuple[int, int]]:
+    """Runs that somebody sees, neighbours joined, and short gaps between them with them."""
+    found: list[tuple[int, int]] = []
+    for run in runs:
+        if run.state == NONE:
+            continue
+        if found and run.start - found[-1][1] < GAP:
+            found[-1] = (found[-1][0], run.stop)
+        else:
+            found.append((run.start, run.stop))
+    return found
+
+
+def run(problem: Problem, sizes: Sizes, worker: threads.Worker[Any], jobs: Sequence[Any]) -> None:
+    """Do the jobs: on NumPy side by side with BLAS held to one thread, unless the problem is too small for either."""
+    if problem.xp is not np:
+        work = worker(lambda: None)
+        for job in jobs:
+            work(job)
+        return
+    size = max(problem.q.shape[-1], problem.v.shape[-1], 1)
+    pairs = math.prod(problem.whole)
+    if min(pairs, sizes.rows * sizes.keys) * size < SMALL_PRODUCT:
+        threads.run(worker, jobs, threads=1)
+        return
+    with threads.one_blas_thread():
+        threads.run(worker, jobs, threads=threads.get_num_threads() if pairs * size >= SMALL_PROBLEM else 1)
+
+
+class Tile(NamedTuple):
+    """A unit's rows against a run of keys, ready for the formula."""
+
+    place: Place
+    k: Array
+    v: Array
+    terms: Terms
+
+
+def unit_rows(problem: Problem, unit: Place, x: Array) -> Array:
+    """A unit's part of an array (..., K, G, T, ·), with the group folded into rows: (..., K, rows, ·)."""
+    part = x[(*_parts(unit, x.shape), unit.group, unit.queries)]
+    return problem.xp.reshape(part, (*part.shape[:-3], unit.rows, part.shape[-1]))
+
+
+def _parts(place: Place, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """The slices of the leading axes and the key/value heads, whole where an axis is broadcast."""
+    return tuple(
+        slice(0, 1) if n == 1 else part for part, n in zip((*place.lead, place.heads), shape, strict=False)
+    )
+
+
+def unit_tiles(problem: Problem, unit: Place, sizes: Sizes, ops: Ops) -> Iterator[Tile]:
+    """The tiles of a unit in order, with what stands at keys that none of its rows sees set to 0."""
+    options = problem.options
+    for keys, mixed in key_tiles(problem, unit, sizes):
+        place = unit._replace(keys=keys)
+        bias = None if options.bias is None else _bias_rows(problem, place)
+        hidden = _hidden(problem, place, mixed, bias)
+        live_rows, live_keys = _live(problem, place, hidden)
+        k, v = (x[(*_parts(place, x.shape), keys)] for x in (problem.k, problem.v))
+        yield Tile(
+            place,
+            ops.load(k, "k", live=live_keys),
+            ops.load(v, "v", live=live_keys),
+            Terms(options.softcap, bias, hidden, live_rows, _dropout_factors(problem, place)),
+        )
+
+
+def _bias_rows(problem: Problem, place: Place) -> Array:
+    """The tile's bias as (..., rows, keys), in the dtype of the computation."""
+    bias, xp = problem.options.bias, problem.xp
+    if isinstance(bias, LazyBias):
+        pairs = bias.tile(place, xp, problem.compute)
+    else:
+        pairs = xp.astype(place.per_pair(bias, xp), problem.compute, copy=False)
+    return place.fold_rows(pairs, xp)
+
+
+def _hidden(problem: Problem, place: Place, mixed: list[slice], bias: Array | None) -> list[Hidden]:
+    """Where a tile's pairs are hidden, by the mask or by a bias of -inf."""
+    by_bias = None
+    if bias is not None:
+        by_bias = bias == -float("inf")
+        if problem.xp is np and not by_bias.any():
+            by_bias = None
+    if by_bias is None:
+        return [_span(problem, place, part, ~_visible(problem, place._replace(keys=part))) for part in mixed]
+    if mixed:
+        by_bias = by_bias | ~_visible(problem, place)
+    return [_span(problem, place, place.keys, by_bias)]
+
+
+def _span(problem: Problem, place: Place, part: slice, pairs: Array) -> Hidden:
+    length = part.stop - part.start
+    if pairs.shape[-1] != length:
+        pairs = problem.xp.broadcast_to(pairs, (*pairs.shape[:-1], length))
+    return Hidden(part.start - place.keys.start, part.stop - place.keys.start, pairs)
+
+
+def _visible(problem: Problem, place: Place) -> Array:
+    mask = problem.options.mask
+    assert mask is not None
+    return place.fold_rows(mask.visible(place, problem.xp, problem.device), problem.xp)
+
+
+def _live(problem: Problem, place: Place, hidden: list[Hidden]) -> tuple[Array | None, Array | None]:
+    """Which rows see a key of the tile (..., rows, 1), and which keys are seen (..., keys, 1); None for all of them."""
+    xp = problem.xp
+    if not hidden:
+        return None, None
+    length = place.keys.stop - place.keys.start
+    rows = None
+    if sum(h.stop - h.start for h in hidden) == length:  # no key that every row sees
+        for part in hidden:
+            seen = xp.any(~part.pairs, axis=-1, keepdims=True)
+            rows = seen if rows is None else rows | seen
+    pieces, at = [], 0
+    for part in [*hidden, Hidden(length, length, hidden[-1].pairs[..., :0])]:
+        seen = xp.any(~part.pairs, axis=-2)
+        pieces += [xp.ones((*seen.shape[:-1], part.start - at), dtype=xp.bool, device=problem.device), seen]
+        at = part.stop
+    keys = xp.concat(pieces, axis=-1)[..., None]
+    if xp is np:  # host arrays may be looked at
+        rows = None if rows is None or rows.all() else rows
+        keys = None if keys.all() else keys
+    return rows, keys
+
+
+def _dropout_factors(problem: Problem, place: Place) -> Array | None:
+    """Dropout's factors for a tile, (..., rows, keys)."""
+    dropout, xp = problem.options.dropout, problem.xp
+    if dropout is None:
+        return None
+    *lead, kv_heads, group, _, _ = problem.whole
+
+    def index(part: slice, trailing: int) -> Array:
+        numbers = xp.arange(part.start, part.stop, dtype=xp.int32, device=problem.device)
+        return xp.reshape(numbers, (-1, *(1,) * trailing))
+
+    leading = xp.zeros((1,) * (len(lead) + 4), dtype=xp.int32, device=problem.device)
+    for axis, part in enumerate(place.lead):
+        leading = leading * lead[axis] + index(part, len(lead) - 1 - axis + 4)
+    head = index(place.heads, 3) * group + index(place.group, 2)
+    factors = dropout.factors(
+        leading, head, index(place.queries, 1), index(place.keys, 0), xp=xp, dtype=problem.compute
+    )
+    return place.fold_rows(factors, xp)
