@@ -168,35 +168,73 @@ def sink_backward(sinks: Array, delta: Array, dlse: Array | None, row_max: Array
     return weight * (-delta if dlse is None else dlse - delta)
 
 
-def backward_tile(
-    ops: Ops, q: Array, k: Array, v: Array, rows: Rows, terms: Terms, kept: Array | None = None
-) -> TileGrads:
+def cap_slope(ops: Ops, capped: Array, softcap: float) -> Array:
+    """The slope of c·tanh(scores / c): 1 - (capped / c)²."""
+    tanh = ops.multiply(capped, 1 / softcap, "slope")
+    return ops.add(ops.multiply(ops.multiply(tanh, tanh), -1.0), 1.0)
+
+
+def ddropped(ops: Ops, dout: Array, v: Array) -> Array:
+    """From out = dropped v: ddropped = dout vᵀ."""
+    return ops.matmul(dout, ops.xp.matrix_transpose(v), "dweights")
+
+
+def dweights(ops: Ops, ddropped: Array, factors: Array | None) -> Array:
+    """From dropped = weights∘factors: dweights = ddropped∘factors."""
+    return ddropped if factors is None else ops.multiply(ddropped, factors)
+
+
+def dbiased(ops: Ops, dweights: Array, delta: Array, weights: Array, hidden: Sequence[Hidden]) -> Array:
+    """From weights = softmax(biased): dbiased = weights∘(dweights - δ + dlse), 0 where hidden; delta is δ - dlse."""
+    return ops.hide(ops.multiply(ops.subtract(dweights, delta), weights), hidden, 0.0)
+
+
+def dscores(ops: Ops, dcapped: Array, slope: Array | None) -> Array:
+    """From capped = c·tanh(scores / c): dscores = dcapped∘slope; and dcapped is dbiased."""
+    return dcapped if slope is None else ops.multiply(dcapped, slope, "dscores")
+
+
+def backward_tile(ops: Ops, q: Array, k: Array, v: Array, rows: Rows, terms: Terms, kept: Array | None = None) -> TileGrads:
     """One tile's share of dq / scale, dk, dv, and its dbiased; ``kept`` are the numerators, if forward kept them."""
     transpose = ops.xp.matrix_transpose
-    slope = None
-    if terms.softcap is not None:
-        # capped = c·tanh(scores / c): its slope is 1 - (capped / c)²
-        x = capped(ops, scores(ops, q, k), terms.softcap)
-        slope = ops.multiply(x, 1 / terms.softcap, "slope")
-        slope = ops.add(ops.multiply(ops.multiply(slope, slope), -1.0), 1.0)
-        x = x if terms.bias is None else ops.add(x, terms.bias)
-    elif kept is None:
-        x = biased(ops, q, k, terms)
-    p = ops.hide(numerators(ops, x, rows.shift), terms.hidden, 0.0) if kept is None else kept
+    p, slope = (kept, None) if kept is not None else _numerators_again(ops, q, k, rows, terms)
     # out = dropped v
     dropped = p if terms.factors is None else ops.multiply(p, terms.factors, "dropped")
     dv = ops.matmul(transpose(dropped), rows.dout, "dv")
-    dweights = ops.matmul(rows.dout, transpose(v), "dweights")
-    # dropped = weights ∘ factors
-    if terms.factors is not None:
-        dweights = ops.multiply(dweights, terms.factors)
-    # weights = softmax(biased)
-    dbiased = ops.multiply(ops.subtract(dweights, rows.delta), p)
-    dbiased = ops.hide(dbiased, terms.hidden, 0.0)
-    # capped = c·tanh(scores / c)
-    dscores = dbiased if slope is None else ops.multiply(dbiased, slope, "dscores")
-    # scores = scale·q kᵀ, with the scale in q
-    return TileGrads(ops.matmul(dscores, k, "dq"), ops.matmul(transpose(dscores), q, "dk"), dv, dbiased)
+    dx = dweights(ops, ddropped(ops, rows.dout, v), terms.factors)
+    # weights = softmax(capped + bias)
+    db = dbiased(ops, dx, rows.delta, p, terms.hidden)
+    # capped = c·tanh(scores / c), scores = scale·q kᵀ with the scale in q
+    ds = dscores(ops, db, slope)
+    return TileGrads(ops.matmul(ds, k, "dq"), ops.matmul(transpose(ds), q, "dk"), dv, db)
+
+
+def _numerators_again(ops: Ops, q: Array, k: Array, rows: Rows, terms: Terms) -> tuple[Array, Array | None]:
+    """exp(biased - row_max), 0 where hidden, and the slope of the cap."""
+    x, slope = scores(ops, q, k), None
+    if terms.softcap is not None:
+        x = capped(ops, x, terms.softcap)
+        slope = cap_slope(ops, x, terms.softcap)
+    x = x if terms.bias is None else ops.add(x, terms.bias)
+    return ops.hide(numerators(ops, x, rows.shift), terms.hidden, 0.0), slope
+
+
+# Merging results -------------------------------------------------------------------------------------------------------------
+
+
+def as_part(out: Array, lse: Array, xp: Namespace) -> Part:
+    """A result (out, lse) as a part: row_max lse, row_sum 1, or nothing where lse is -inf."""
+    seen = lse != -float("inf")
+    return Part(select(seen, out, 0.0, xp), lse, xp.astype(seen, lse.dtype))
+
+
+def merge_backward(part: Part, out: Array, lse: Array, dout: Array, dlse: Array | None, xp: Namespace) -> tuple[Array, Array]:
+    """out = Σ_j p_j out_j, p_j = exp(lse_j - lse): dout_j = p_j dout, dlse_j = p_j (dout·(out_j - out) + dlse)."""
+    seen = part.row_sum != 0
+    weight = rescale(part.row_max, part.row_sum, lse, xp)
+    change = xp.vecdot(dout, part.out - out)[..., None]
+    dlse = weight * (change if dlse is None else change + dlse)
+    return select(seen, weight * dout, 0.0, xp), select(seen, dlse, 0.0, xp)
 
 
 def select(condition: Array, x: Array, other: float, xp: Namespace) -> Array:
