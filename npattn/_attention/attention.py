@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from npattn._arrays.namespace import Array, Namespace
+import numpy as np
+
+from npattn._arrays.namespace import Array
 from npattn._arrays.trees import tree_repr
 from npattn._attention import formula
 from npattn._attention.biases import LazyBias
@@ -47,7 +49,8 @@ class AttentionSaved(NamedTuple):
     @property
     def lse(self) -> Array:
         """The log of every row's sum of exponentials, row_max + log row_sum; -inf where a query sees no key and no sink."""
-        return formula.log_sum_exp(self.row_max, self.row_sum, self.problem.xp)
+        with np.errstate(all="ignore"):
+            return formula.log_sum_exp(self.row_max, self.row_sum, self.problem.xp)
 
 
 class AttentionGrads(NamedTuple):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from npattn._arrays.checks import shape_error
 from npattn._arrays.namespace import Array, Namespace, array_namespace, compute_dtype, dtype_name, float_dtype
 from npattn._arrays.trees import tree_repr
@@ -79,10 +81,11 @@ def merge_attention_forward(parts: Sequence[Pair], /) -> tuple[Pair, MergeAttent
     """
     xp, pairs = _checked(parts)
     lifted = _lifted(pairs, xp)
-    whole = lifted[0]
-    for part in lifted[1:]:
-        whole = formula.merge(whole, part, xp)
-    out, lse = formula.normalised(whole, xp), formula.log_sum_exp(whole.row_max, whole.row_sum, xp)[..., 0]
+    with np.errstate(all="ignore"):
+        whole = lifted[0]
+        for part in lifted[1:]:
+            whole = formula.merge(whole, part, xp)
+        out, lse = formula.normalised(whole, xp), formula.log_sum_exp(whole.row_max, whole.row_sum, xp)[..., 0]
     saved = MergeAttentionSaved(pairs, out, lse)
     return (xp.astype(out, pairs[0][0].dtype), xp.asarray(lse, copy=True)), saved
 
@@ -122,10 +125,10 @@ def merge_attention_backward(dout: Array, saved: MergeAttentionSaved, /, *, dlse
             shape_error(op, name, str(tuple(like.shape)), x.shape)
     lifted = xp.astype(dout, saved.out.dtype, copy=False)
     tail = None if dlse is None else dlse[..., None]
-    grads = (
-        formula.merge_backward(part, saved.out, saved.lse[..., None], lifted, tail, xp) for part in _lifted(saved.parts, xp)
-    )
-    return MergeAttentionGrads(tuple((xp.astype(d, dout.dtype, copy=False), t[..., 0]) for d, t in grads))
+    with np.errstate(all="ignore"):
+        lse = saved.lse[..., None]
+        grads = [formula.merge_backward(part, saved.out, lse, lifted, tail, xp) for part in _lifted(saved.parts, xp)]
+        return MergeAttentionGrads(tuple((xp.astype(d, dout.dtype, copy=False), t[..., 0]) for d, t in grads))
 
 
 def _lifted(pairs: Sequence[Pair], xp: Namespace) -> list[Part]:

@@ -177,6 +177,12 @@ def unit_rows(problem: Problem, unit: Place, x: Array) -> Array:
     return problem.xp.reshape(part, (*part.shape[:-3], unit.rows, part.shape[-1]))
 
 
+def unit_keys(problem: Problem, place: Place) -> tuple[Array, Array]:
+    """A place's part of k and v, (..., K, keys, ·)."""
+    k, v = (x[(*_parts(place, x.shape), place.keys)] for x in (problem.k, problem.v))
+    return k, v
+
+
 def _parts(place: Place, shape: tuple[int, ...]) -> tuple[slice, ...]:
     """The slices of the leading axes and the key/value heads, whole where an axis is broadcast."""
     return tuple(
@@ -189,19 +195,19 @@ def unit_tiles(problem: Problem, unit: Place, sizes: Sizes, ops: Ops) -> Iterato
     options = problem.options
     for keys, mixed in key_tiles(problem, unit, sizes):
         place = unit._replace(keys=keys)
-        bias = None if options.bias is None else _bias_rows(problem, place)
-        hidden = _hidden(problem, place, mixed, bias)
+        bias = None if options.bias is None else unit_bias(problem, place)
+        hidden = hidden_pairs(problem, place, mixed, bias)
         live_rows, live_keys = _live(problem, place, hidden)
-        k, v = (x[(*_parts(place, x.shape), keys)] for x in (problem.k, problem.v))
+        k, v = unit_keys(problem, place)
         yield Tile(
             place,
             ops.load(k, "k", live=live_keys),
             ops.load(v, "v", live=live_keys),
-            Terms(options.softcap, bias, hidden, live_rows, _dropout_factors(problem, place)),
+            Terms(options.softcap, bias, hidden, live_rows, dropout_factors(problem, place)),
         )
 
 
-def _bias_rows(problem: Problem, place: Place) -> Array:
+def unit_bias(problem: Problem, place: Place) -> Array:
     """The tile's bias as (..., rows, keys), in the dtype of the computation."""
     bias, xp = problem.options.bias, problem.xp
     if isinstance(bias, LazyBias):
@@ -211,7 +217,7 @@ def _bias_rows(problem: Problem, place: Place) -> Array:
     return place.fold_rows(pairs, xp)
 
 
-def _hidden(problem: Problem, place: Place, mixed: list[slice], bias: Array | None) -> list[Hidden]:
+def hidden_pairs(problem: Problem, place: Place, mixed: list[slice], bias: Array | None) -> list[Hidden]:
     """Where a tile's pairs are hidden, by the mask or by a bias of -inf."""
     by_bias = None
     if bias is not None:
@@ -261,7 +267,7 @@ def _live(problem: Problem, place: Place, hidden: list[Hidden]) -> tuple[Array |
     return rows, keys
 
 
-def _dropout_factors(problem: Problem, place: Place) -> Array | None:
+def dropout_factors(problem: Problem, place: Place) -> Array | None:
     """Dropout's factors for a tile, (..., rows, keys)."""
     dropout, xp = problem.options.dropout, problem.xp
     if dropout is None:

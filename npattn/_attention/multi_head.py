@@ -1,0 +1,317 @@
+"""Where queries, keys and values come from: multi-head attention, self- and cross-attention alike.
+
+Wiring only: project queries, project keys and values, attend, merge the heads. Self-attention gives the same array twice.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn._arrays.checks import host_int
+from npattn._arrays.namespace import Array, Namespace, asarray
+from npattn._arrays.trees import tree_repr
+from npattn._attention.attention import AttentionSaved, attention_backward, attention_forward
+from npattn._attention.biases import LazyBias
+from npattn._attention.masks import Mask
+from npattn.layers.dropout import Dropout
+from npattn.layers.heads import (
+    MergeHeadsSaved,
+    ProjectHeadsSaved,
+    merge_heads_backward,
+    merge_heads_forward,
+    project_heads_backward,
+    project_heads_forward,
+)
+
+
+class MultiHeadParams(NamedTuple):
+    """The parameters of `multi_head_attention`, and the type of their gradients.
+
+    H query heads, K key/value heads of sizes D and E; the widths C of queries, keys/values and output may all differ.
+    """
+
+    w_q: Array  # (C, H, D)
+    w_k: Array  # (C, K, D)
+    w_v: Array  # (C, K, E)
+    w_o: Array  # (H, E, C)
+    b_q: Array | None = None  # (H, D)
+    b_k: Array | None = None  # (K, D)
+    b_v: Array | None = None  # (K, E)
+    b_o: Array | None = None  # (C,)
+    sinks: Array | None = None  # (H,)
+
+    __repr__ = tree_repr
+
+    @classmethod
+    def init(
+        cls,
+        rng: np.random.Generator,
+        *,
+        width: int,
+        heads: int,
+        kv_heads: int | None = None,
+        head_size: int | None = None,
+        value_size: int | None = None,
+        kv_width: int | None = None,
+        out_width: int | None = None,
+        bias: bool = True,
+        sinks: bool = False,
+        xp: Namespace = np,
+        dtype: Any = None,
+        device: Any = None,
+    ) -> MultiHeadParams:
+        """Xavier-uniform weights, zero biases and sinks.
+
+        Parameters
+        ----------
+        rng : numpy.random.Generator
+            Where the weights are drawn from.
+        width : int
+            C of the queries.
+        heads : int
+            H.
+        kv_heads : int, optional
+            K, a divisor of H; H by default, 1 for multi-query attention.
+        head_size, value_size : int, optional
+            D and E; ``width // heads`` and D by default.
+        kv_width, out_width : int, optional
+            C of the keys and values, and of the output; ``width`` by default.
+        bias : bool, optional
+            Whether the projections have biases.
+        sinks : bool, optional
+            Whether every head has a learned sink.
+        xp : namespace, optional
+            The library of the parameters.
+        dtype : dtype, optional
+            The library's default float dtype by default (NumPy: float64).
+        device : device, optional
+            For libraries with devices.
+
+        Returns
+        -------
+        MultiHeadParams
+
+        Raises
+        ------
+        ValueError
+            If ``heads`` does not divide ``width`` and no head size is given, or ``kv_heads`` does not divide ``heads``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> MultiHeadParams.init(np.random.default_rng(0), width=8, heads=2, bias=False).w_q.shape
+        (8, 2, 4)
+        """
+        kv_heads = heads if kv_heads is None else kv_heads
+        head_size = _head_size("MultiHeadParams.init", width, heads) if head_size is None else head_size
+        value_size = head_size if value_size is None else value_size
+        kv_width = width if kv_width is None else kv_width
+        out_width = width if out_width is None else out_width
+        if kv_heads < 1 or heads % kv_heads:
+            raise ValueError(f"MultiHeadParams.init: kv_heads must divide heads = {heads}, got {kv_heads}")
+
+        def array(values: Any) -> Array:
+            return asarray(values, xp=xp, device=device, dtype=xp.zeros(1).dtype if dtype is None else dtype)
+
+        def xavier(*shape: int, inputs: int) -> Array:
+            limit = math.sqrt(6 / (inputs + math.prod(shape) // max(inputs, 1)))
+            return array(rng.uniform(-limit, limit, shape))
+
+        def zeros(*shape: int, wanted: bool = bias) -> Array | None:
+            return array(np.zeros(shape)) if wanted else None
+
+        return cls(
+            xavier(width, heads, head_size, inputs=width),
+            xavier(kv_width, kv_heads, head_size, inputs=kv_width),
+            xavier(kv_width, kv_heads, value_size, inputs=kv_width),
+            xavier(heads, value_size, out_width, inputs=heads * value_size),
+            zeros(heads, head_size),
+            zeros(kv_heads, head_size),
+            zeros(kv_heads, value_size),
+            zeros(out_width),
+            zeros(heads, wanted=sinks),
+        )
+
+    @classmethod
+    def identity(
+        cls, *, width: int, heads: int = 1, xp: Namespace = np, dtype: Any = None, device: Any = None
+    ) -> MultiHeadParams:
+        """Projections that do nothing, for lessons: head h sees the features h·D to (h+1)·D of its inputs as they are.
+
+        Parameters
+        ----------
+        width : int
+            C, of everything.
+        heads : int, optional
+            H, a divisor of C.
+        xp, dtype, device : optional
+            As in `init`.
+
+        Returns
+        -------
+        MultiHeadParams
+            Without biases and sinks.
+
+        Raises
+        ------
+        ValueError
+            If ``heads`` does not divide ``width``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> x = np.eye(2)
+        >>> one_head = MultiHeadParams.identity(width=2)
+        >>> bool(np.allclose(multi_head_attention(one_head, x, x), attention(x[None], x[None], x[None])[0]))
+        True
+        """
+        head_size = _head_size("MultiHeadParams.identity", width, heads)
+        eye = asarray(np.eye(width), xp=xp, device=device, dtype=xp.zeros(1).dtype if dtype is None else dtype)
+        into = [xp.asarray(xp.reshape(eye, (width, heads, head_size)), copy=True) for _ in range(3)]
+        return cls(*into, xp.reshape(eye, (heads, head_size, width)))
+
+
+def _head_size(op: str, width: int, heads: int) -> int:
+    if host_int(op, "width", width, least=1) % host_int(op, "heads", heads, least=1):
+        raise ValueError(f"{op}: heads must divide width = {width}, got {heads}; or give head_size")
+    return width // heads
+
+
+class MultiHeadAttentionSaved(NamedTuple):
+    """What `multi_head_attention_backward` needs: what its four parts saved."""
+
+    q: ProjectHeadsSaved
+    k: ProjectHeadsSaved
+    v: ProjectHeadsSaved
+    attention: AttentionSaved
+    out: MergeHeadsSaved
+
+    __repr__ = tree_repr
+
+
+class MultiHeadAttentionGrads(NamedTuple):
+    """Gradients of `multi_head_attention`. For self-attention the gradient of x is ``dx_q + dx_kv``."""
+
+    dparams: MultiHeadParams
+    dx_q: Array
+    dx_kv: Array
+    dbias: Array | None
+
+    __repr__ = tree_repr
+
+
+def multi_head_attention(
+    params: MultiHeadParams,
+    x_q: Array,
+    x_kv: Array,
+    /,
+    *,
+    mask: Mask | Array | None = None,
+    bias: Array | LazyBias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout: Dropout | None = None,
+) -> Array:
+    """Multi-head attention of ``x_q`` over ``x_kv``; see `multi_head_attention_forward`."""
+    return multi_head_attention_forward(
+        params, x_q, x_kv, mask=mask, bias=bias, scale=scale, softcap=softcap, dropout=dropout
+    )[0]
+
+
+def multi_head_attention_forward(
+    params: MultiHeadParams,
+    x_q: Array,
+    x_kv: Array,
+    /,
+    *,
+    mask: Mask | Array | None = None,
+    bias: Array | LazyBias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout: Dropout | None = None,
+) -> tuple[Array, MultiHeadAttentionSaved]:
+    """``out = Σ_h attention(x_q w_q, x_kv w_k, x_kv w_v)_h w_o``: several heads are one more axis.
+
+    Self-attention is ``(params, x, x)``, cross-attention ``(params, decoder, encoder)``.
+
+    Parameters
+    ----------
+    params : MultiHeadParams
+        Weights, and biases and sinks where there are any.
+    x_q : float array (..., T, C)
+        Where the queries come from.
+    x_kv : float array (..., S, C)
+        Where keys and values come from; its C may differ from that of x_q.
+    mask, bias, scale, softcap, dropout
+        As in `attention_forward`, for heads (..., H, T, S). Sinks stand in the parameters.
+
+    Returns
+    -------
+    out : array (..., T, C)
+        In the dtype of the inputs. A query that sees nothing gives ``b_o``.
+    saved : MultiHeadAttentionSaved
+        For `multi_head_attention_backward` and `multi_head_attention_steps`.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit.
+    TypeError
+        If dtypes, libraries or devices differ.
+
+    References
+    ----------
+    Vaswani et al.: Attention Is All You Need (2017), section 3.2.2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> params = MultiHeadParams.init(rng, width=8, heads=2)
+    >>> x = rng.standard_normal((3, 8))
+    >>> out, saved = multi_head_attention_forward(params, x, x)
+    >>> grads = multi_head_attention_backward(np.ones((3, 8)), saved)
+    >>> dx = grads.dx_q + grads.dx_kv
+    >>> dx.shape
+    (3, 8)
+    """
+    q, saved_q = project_heads_forward(x_q, params.w_q, params.b_q)
+    k, saved_k = project_heads_forward(x_kv, params.w_k, params.b_k)
+    v, saved_v = project_heads_forward(x_kv, params.w_v, params.b_v)
+    heads, saved_attention = attention_forward(
+        q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=params.sinks, dropout=dropout
+    )
+    out, saved_out = merge_heads_forward(heads, params.w_o, params.b_o)
+    return out, MultiHeadAttentionSaved(saved_q, saved_k, saved_v, saved_attention, saved_out)
+
+
+def multi_head_attention_backward(dout: Array, saved: MultiHeadAttentionSaved, /) -> MultiHeadAttentionGrads:
+    """The vector-Jacobian product of `multi_head_attention_forward`.
+
+    Parameters
+    ----------
+    dout : float array (..., T, C)
+        The cotangent of out.
+    saved : MultiHeadAttentionSaved
+        From `multi_head_attention_forward`.
+
+    Returns
+    -------
+    MultiHeadAttentionGrads
+        ``dparams`` (a MultiHeadParams), ``dx_q``, ``dx_kv``, ``dbias``. For self-attention add ``dx_q + dx_kv``.
+
+    Raises
+    ------
+    ValueError
+        If dout has not the shape of out.
+    """
+    merged = merge_heads_backward(dout, saved.out)
+    attended = attention_backward(merged.dx, saved.attention)
+    q = project_heads_backward(attended.dq, saved.q)
+    k = project_heads_backward(attended.dk, saved.k)
+    v = project_heads_backward(attended.dv, saved.v)
+    dparams = MultiHeadParams(q.dw, k.dw, v.dw, merged.dw, q.db, k.db, v.db, merged.db, attended.dsinks)
+    return MultiHeadAttentionGrads(dparams, q.dx, k.dx + v.dx, attended.dbias)
