@@ -20,14 +20,17 @@ def shape_error(op: str, name: str, expected: str, shape: Sequence[int], hint: s
     raise ValueError(f"{op}: {name} must have shape {expected}, got {tuple(shape)}{'; ' + hint if hint else ''}")
 
 
-def check_bool(op: str, name: str, array: Array) -> None:
-    """A mask is boolean; numbers belong to ``bias=``."""
+def check_bool(
+    op: str,
+    name: str,
+    array: Array,
+    meaning: str = "a query may attend to a key",
+    hint: str = "numbers that are added to the scores go to bias=",
+) -> None:
+    """A mask is boolean; numbers go elsewhere, and ``hint`` says where."""
     kind = dtype_name(array.dtype)
     if kind not in ("bool", "bool_"):
-        raise TypeError(
-            f"{op}: {name} must be boolean, True where a query may attend to a key, got {kind}; "
-            f"numbers that are added to the scores go to bias="
-        )
+        raise TypeError(f"{op}: {name} must be boolean, True where {meaning}, got {kind}; {hint}")
 
 
 def check_integer_array(op: str, name: str, array: Array) -> None:
@@ -44,6 +47,14 @@ def check_broadcasts(op: str, name: str, shape: Sequence[int], target: Sequence[
     )
     if not fits:
         raise ValueError(f"{op}: {name} must broadcast to {letters} = {tuple(target)}, got shape {tuple(shape)}")
+
+
+def check_cotangent(op: str, name: str, array: Array, letters: str, shape: Sequence[int], dtype: Any) -> None:
+    """A cotangent has the shape and the dtype of its result."""
+    if tuple(array.shape) != tuple(shape):
+        shape_error(op, name, f"{letters} = {tuple(shape)} as the result", array.shape)
+    if dtype_name(array.dtype) != dtype_name(dtype):
+        raise TypeError(f"{op}: {name} must be {dtype_name(dtype)} as the result, got {dtype_name(array.dtype)}")
 
 
 def host_float(op: str, name: str, value: Any, *, positive: bool = False) -> float:
