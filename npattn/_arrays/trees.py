@@ -56,7 +56,8 @@ def _map(fn: Callable[..., Any], tree: Any, rest: tuple[Any, ...], path: str) ->
     if tree is None:
         return None
     if isinstance(tree, dict):
-        return dict(zip(names, children, strict=True))
+        mapped = dict(zip(names, children, strict=True))
+        return {name: mapped[name] for name in tree}  # in the caller's order
     return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
 
 
