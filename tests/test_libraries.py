@@ -67,7 +67,7 @@ def test_optional_features_are_off_inside_active_only():
     assert x[x > 1].shape == (1,)
 
 
-def test_the_bare_fixture_is_bare(library, xp, to_xp):
+def test_the_bare_fixture_is_bare(library, to_xp):
     x = to_xp([1.0, 2.0])
     if library.name == "strict-bare":
         with pytest.raises(RuntimeError, match="boolean_indexing"):
