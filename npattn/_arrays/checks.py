@@ -81,3 +81,11 @@ def host_int(op: str, name: str, value: Any, *, least: int | None = None) -> int
     if least is not None and value < least:
         raise ValueError(f"{op}: {name} must be at least {least}, got {value}")
     return int(value)
+
+
+def host_axis(op: str, value: Any, shape: Sequence[int]) -> int:
+    """An axis of an array of this shape, counted from the front."""
+    axis, rank = host_int(op, "axis", value), len(shape)
+    if not -rank <= axis < rank:
+        raise ValueError(f"{op}: axis must be one of the {rank} axes of x with shape {tuple(shape)}, got {axis}")
+    return axis % rank

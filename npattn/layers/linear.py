@@ -111,7 +111,7 @@ def linear_backward(dout: Array, saved: LinearSaved, /) -> LinearGrads:
     """
     x, w, has_b = saved
     xp = array_namespace("linear_backward", x=x, dout=dout)
-    dtype = float_dtype("linear", x=x)
+    dtype = float_dtype("linear_backward", x=x)
     check_cotangent("linear_backward", "dout", dout, "(..., C_out)", (*x.shape[:-1], w.shape[1]), dtype)
     drows = as_rows(dout, w.shape[1], xp=xp)
     grads = rows_backward(drows, as_rows(x, w.shape[0], xp=xp), w, has_b=has_b, xp=xp, dtype=dtype)
