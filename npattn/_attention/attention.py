@@ -17,6 +17,17 @@ from npattn._attention.tiling import Sizes, choose_sizes
 from npattn.layers.dropout import Dropout
 
 
+class Tiling(NamedTuple):
+    """How forward was organised; backward is organised alike."""
+
+    problem: Problem
+    sizes: Sizes
+    kept: Kept | None
+
+    def __repr__(self) -> str:
+        return f"Tiling({self.sizes.rows} rows, {self.sizes.keys} keys{', weights kept' if self.kept else ''})"
+
+
 class AttentionSaved(NamedTuple):
     """What `attention_backward` needs: the inputs, borrowed, and three results of forward, unrounded.
 
@@ -35,16 +46,14 @@ class AttentionSaved(NamedTuple):
     out: Array
     row_max: Array
     row_sum: Array
-    tiling: tuple[Sizes, Kept | None]
+    tiling: Tiling
 
     __repr__ = tree_repr
 
     @property
     def problem(self) -> Problem:
-        """The inputs, checked and grouped again."""
-        return make_problem(
-            "attention", self.q, self.k, self.v, self.mask, self.bias, self.scale, self.softcap, self.sinks, self.dropout
-        )
+        """The inputs, checked and grouped."""
+        return self.tiling.problem
 
     @property
     def lse(self) -> Array:
@@ -80,7 +89,7 @@ def attention(
 ) -> Array:
     problem = make_problem("attention", q, k, v, mask, bias, scale, softcap, sinks, dropout)
     done = forward(problem, choose_sizes(problem), keep=False)
-    return _own(problem, done.out, shared=False)
+    return _own(problem, problem.result(done.out), shared=False)
 
 
 def attention_forward(
@@ -99,36 +108,37 @@ def attention_forward(
     problem = make_problem("attention", q, k, v, mask, bias, scale, softcap, sinks, dropout)
     sizes = choose_sizes(problem)
     done = forward(problem, sizes, keep=sizes.keep > 0)
-    results = (
-        problem.result(done.out, problem.v.shape[-1]),
-        problem.result(done.row_max),
-        problem.result(done.row_sum),
-    )
-    saved = AttentionSaved(q, k, v, mask, bias, scale, softcap, sinks, dropout, *results, (sizes, done.kept))
-    return _own(problem, done.out, shared=True), saved
+    out, row_max, row_sum = (problem.result(x) for x in (done.out, done.row_max[..., 0], done.row_sum[..., 0]))
+    tiling = Tiling(problem, sizes, done.kept)
+    saved = AttentionSaved(q, k, v, mask, bias, scale, softcap, sinks, dropout, out, row_max, row_sum, tiling)
+    return _own(problem, out, shared=True), saved
 
 
 def attention_backward(dout: Array, saved: AttentionSaved, /, *, dlse: Array | None = None) -> AttentionGrads:
-    problem = saved.problem
+    problem, sizes, kept = saved.tiling
     check_cotangent(problem, "dout", dout, problem.v.shape[-1])
     if dlse is not None:
         check_cotangent(problem, "dlse", dlse, lifted=True)
-        dlse = problem.group_rows(dlse)[..., None]
-    sizes, kept = saved.tiling
-    rows = (problem.group_rows(saved.out), *(problem.group_rows(x)[..., None] for x in (saved.row_max, saved.row_sum)))
-    grads = backward(problem, sizes, Forward(*rows, kept), problem.group_rows(dout), dlse)
+        dlse = problem.with_heads(dlse[..., None])
+    done = Forward(*saved_rows(saved), kept)
+    grads = backward(problem, sizes, done, problem.with_heads(dout), dlse)
     return AttentionGrads(
-        problem.ungroup_rows(grads.dq, saved.q),
-        problem.ungroup_keys(grads.dk, saved.k),
-        problem.ungroup_keys(grads.dv, saved.v),
+        problem.gradient(grads.dq, saved.q),
+        problem.gradient(grads.dk, saved.k),
+        problem.gradient(grads.dv, saved.v),
         _back_to_bias(problem, grads.dbias),
         None if grads.dsinks is None else problem.xp.astype(problem.xp.reshape(grads.dsinks, (-1,)), problem.dtype, copy=False),
     )
 
 
+def saved_rows(saved: AttentionSaved) -> tuple[Array, Array, Array]:
+    """out (..., H, T, E), row_max and row_sum (..., H, T, 1)."""
+    with_heads = saved.problem.with_heads
+    return with_heads(saved.out), with_heads(saved.row_max[..., None]), with_heads(saved.row_sum[..., None])
+
+
 def _own(problem: Problem, out: Array, *, shared: bool) -> Array:
-    """The result in the caller's shape and dtype; a copy if ``saved`` holds it too, since callers write ``out += x``."""
-    out = problem.result(out, problem.v.shape[-1])
+    """The result in the caller's dtype; a copy if ``saved`` holds it too, since callers write ``out += x``."""
     if problem.dtype != problem.compute:
         return problem.xp.astype(out, problem.dtype)
     return problem.xp.asarray(out, copy=True) if shared else out

@@ -58,7 +58,7 @@ class TileGrads(NamedTuple):
 
 def scores(ops: Ops, q: Array, k: Array) -> Array:
     """scores = scale·q kᵀ."""
-    return ops.matmul(q, ops.xp.matrix_transpose(k), "scores")
+    return ops.matmul(q, ops.transpose(k), "scores")
 
 
 def capped(ops: Ops, scores: Array, softcap: float) -> Array:
@@ -83,7 +83,7 @@ def forward_tile(ops: Ops, q: Array, k: Array, v: Array, terms: Terms, *, keep: 
     """One tile's part of the result; and its numerators, to be kept for backward if asked for."""
     x = ops.hide(biased(ops, q, k, terms), terms.hidden, -float("inf"))
     row_max = ops.row_max(x)
-    p = numerators(ops, x, row_max if terms.live is None else select(terms.live, row_max, 0.0, ops.xp))
+    p = numerators(ops, x, row_max if terms.live is None else ops.xp.where(terms.live, row_max, 0.0))
     if keep:
         p = ops.hide(p, terms.hidden, 0.0)  # a row that is NaN is NaN at its hidden pairs too
     row_sum = ops.row_sum(p)
@@ -99,7 +99,7 @@ def empty_part(shape: tuple[int, ...], value_size: int, dtype: Any, device: Any,
 
 def add_sink(part: Part, sinks: Array, xp: Namespace) -> Part:
     """A sink is one more part, with no value: out 0, row_max the sink, row_sum 1 (0 for a sink of -inf, which is none)."""
-    out = select(part.row_sum != 0, part.out, 0.0, xp)  # now: a row that only sees its sink has row_sum 1
+    out = xp.where(part.row_sum != 0, part.out, 0.0)  # now: a row that only sees its sink has row_sum 1
     return merge(part._replace(out=out), Part(xp.zeros_like(sinks), sinks, _sink_sum(sinks, xp)), xp)
 
 
@@ -116,25 +116,27 @@ def merge(a: Part, b: Part, xp: Namespace) -> Part:
 
 def rescale(row_max: Array, row_sum: Array, new_max: Array, xp: Namespace) -> Array:
     """exp(row_max - new_max), 0 for a part that has seen no key (its row_max may meet another -inf there)."""
-    empty = row_sum == 0
-    return select(~empty, xp.exp(select(~empty, row_max - new_max, 0.0, xp)), 0.0, xp)
+    seen = row_sum != 0
+    return xp.where(seen, xp.exp(xp.where(seen, row_max - new_max, 0.0)), 0.0)
 
 
-def normalised(part: Part, xp: Namespace) -> Array:
+def normalised(part: Part, xp: Namespace, *, every_row_sees: bool) -> Array:
     """out / row_sum, set to 0 for a row that has seen no key: 0 times a NaN that another row sees would not be."""
-    return select(part.row_sum != 0, part.out * reciprocal(part.row_sum, xp), 0.0, xp)
+    if every_row_sees:
+        return part.out / part.row_sum
+    return xp.where(part.row_sum != 0, part.out * reciprocal(part.row_sum, xp), 0.0)
 
 
 def reciprocal(row_sum: Array, xp: Namespace) -> Array:
     """1 / row_sum, 0 for a row that has seen no key."""
-    empty = row_sum == 0
-    return select(~empty, 1 / select(~empty, row_sum, 1.0, xp), 0.0, xp)
+    seen = row_sum != 0
+    return xp.where(seen, 1 / xp.where(seen, row_sum, 1.0), 0.0)
 
 
 def log_sum_exp(row_max: Array, row_sum: Array, xp: Namespace) -> Array:
     """lse = row_max + log row_sum, -inf for a row that has seen no key."""
-    empty = row_sum == 0
-    return select(~empty, row_max + xp.log(select(~empty, row_sum, 1.0, xp)), -float("inf"), xp)
+    seen = row_sum != 0
+    return xp.where(seen, row_max + xp.log(xp.where(seen, row_sum, 1.0)), -float("inf"))
 
 
 # Backward --------------------------------------------------------------------------------------------------------------------
@@ -145,15 +147,16 @@ def row_delta(dout: Array, out: Array, xp: Namespace) -> Array:
     return xp.vecdot(dout, out)[..., None]
 
 
-def rows_backward(dout: Array, delta: Array, dlse: Array | None, row_max: Array, row_sum: Array, xp: Namespace) -> Rows:
+def rows_backward(
+    dout: Array, delta: Array, dlse: Array | None, row_max: Array, row_sum: Array, xp: Namespace, *, every_row_sees: bool
+) -> Rows:
     """The row terms of every tile: weights = numerators / row_sum, and the division is done here, once a row."""
-    seen = row_sum != 0
-    inverse = reciprocal(row_sum, xp)
     delta = delta if dlse is None else delta - dlse
+    if every_row_sees:
+        return Rows(dout / row_sum, delta / row_sum, row_max)
     # selection: at a row that sees nothing, dout may be NaN and dlse may be anything
-    return Rows(
-        select(seen, dout * inverse, 0.0, xp), select(seen, delta * inverse, 0.0, xp), select(seen, row_max, 0.0, xp)
-    )
+    seen, inverse = row_sum != 0, reciprocal(row_sum, xp)
+    return Rows(xp.where(seen, dout * inverse, 0.0), xp.where(seen, delta * inverse, 0.0), xp.where(seen, row_max, 0.0))
 
 
 def rows_as_kept(rows: Rows, tile_max: Array, xp: Namespace) -> Rows:
@@ -176,7 +179,7 @@ def cap_slope(ops: Ops, capped: Array, softcap: float) -> Array:
 
 def ddropped(ops: Ops, dout: Array, v: Array) -> Array:
     """From out = dropped v: ddropped = dout vᵀ."""
-    return ops.matmul(dout, ops.xp.matrix_transpose(v), "dweights")
+    return ops.matmul(dout, ops.transpose(v), "dweights")
 
 
 def dweights(ops: Ops, ddropped: Array, factors: Array | None) -> Array:
@@ -196,17 +199,16 @@ def dscores(ops: Ops, dcapped: Array, slope: Array | None) -> Array:
 
 def backward_tile(ops: Ops, q: Array, k: Array, v: Array, rows: Rows, terms: Terms, kept: Array | None = None) -> TileGrads:
     """One tile's share of dq / scale, dk, dv, and its dbiased; ``kept`` are the numerators, if forward kept them."""
-    transpose = ops.xp.matrix_transpose
     p, slope = (kept, None) if kept is not None else _numerators_again(ops, q, k, rows, terms)
     # out = dropped v
     dropped = p if terms.factors is None else ops.multiply(p, terms.factors, "dropped")
-    dv = ops.matmul(transpose(dropped), rows.dout, "dv")
+    dv = ops.matmul(ops.transpose(dropped), rows.dout, "dv")
     dx = dweights(ops, ddropped(ops, rows.dout, v), terms.factors)
     # weights = softmax(capped + bias)
     db = dbiased(ops, dx, rows.delta, p, terms.hidden)
     # capped = c·tanh(scores / c), scores = scale·q kᵀ with the scale in q
     ds = dscores(ops, db, slope)
-    return TileGrads(ops.matmul(ds, k, "dq"), ops.matmul(transpose(ds), q, "dk"), dv, db)
+    return TileGrads(ops.matmul(ds, k, "dq"), ops.matmul(ops.transpose(ds), q, "dk"), dv, db)
 
 
 def _numerators_again(ops: Ops, q: Array, k: Array, rows: Rows, terms: Terms) -> tuple[Array, Array | None]:
@@ -225,7 +227,7 @@ def _numerators_again(ops: Ops, q: Array, k: Array, rows: Rows, terms: Terms) ->
 def as_part(out: Array, lse: Array, xp: Namespace) -> Part:
     """A result (out, lse) as a part: row_max lse, row_sum 1, or nothing where lse is -inf."""
     seen = lse != -float("inf")
-    return Part(select(seen, out, 0.0, xp), lse, xp.astype(seen, lse.dtype))
+    return Part(xp.where(seen, out, 0.0), lse, xp.astype(seen, lse.dtype))
 
 
 def merge_backward(part: Part, out: Array, lse: Array, dout: Array, dlse: Array | None, xp: Namespace) -> tuple[Array, Array]:
@@ -234,9 +236,4 @@ def merge_backward(part: Part, out: Array, lse: Array, dout: Array, dlse: Array 
     weight = rescale(part.row_max, part.row_sum, lse, xp)
     change = xp.vecdot(dout, part.out - out)[..., None]
     dlse = weight * (change if dlse is None else change + dlse)
-    return select(seen, weight * dout, 0.0, xp), select(seen, dlse, 0.0, xp)
-
-
-def select(condition: Array, x: Array, other: float, xp: Namespace) -> Array:
-    """``x`` where the condition holds, else ``other``."""
-    return xp.where(condition, x, xp.full((1,) * x.ndim, other, dtype=x.dtype, device=array_device(x)))
+    return xp.where(seen, weight * dout, 0.0), xp.where(seen, dlse, 0.0)

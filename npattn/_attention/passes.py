@@ -12,12 +12,23 @@ from npattn._arrays.broadcast import unbroadcast
 from npattn._arrays.namespace import Array
 from npattn._attention import formula
 from npattn._attention.biases import LazyBias
-from npattn._attention.formula import Part, select
+from npattn._attention.formula import Part
 from npattn._attention.ops import Ops
 from npattn._attention.place import Place
 from npattn._attention.problem import Problem
 from npattn._attention.stores import make_rows, make_sums
-from npattn._attention.tiling import Sizes, Tile, cut_units, make_ops, run, unit_rows, unit_tiles
+from npattn._attention.tiling import (
+    ONE_TILE,
+    Sizes,
+    Tile,
+    cut_units,
+    is_one_unit,
+    make_ops,
+    run,
+    unit_rows,
+    unit_tiles,
+    whole_unit,
+)
 
 Kept = tuple[tuple[tuple[Array, Array], ...], ...]  # of every unit's tiles: numerators and the row_max they were made with
 
@@ -25,18 +36,18 @@ BACKWARD_JOBS = 8  # at least so many jobs, where the rows allow it: each furthe
 
 
 class Forward(NamedTuple):
-    """What the forward pass leaves, in grouped form and in the dtype of the computation."""
+    """What the forward pass leaves, in the dtype of the computation."""
 
-    out: Array  # (..., K, G, T, E)
-    row_max: Array  # (..., K, G, T, 1)
-    row_sum: Array  # (..., K, G, T, 1)
+    out: Array  # (..., H, T, E)
+    row_max: Array  # (..., H, T, 1)
+    row_sum: Array  # (..., H, T, 1)
     kept: Kept | None
 
 
 class Backward(NamedTuple):
-    """The gradients, in grouped form and in the dtype of the computation."""
+    """The gradients, in the dtype of the computation."""
 
-    dq: Array  # (..., K, G, T, D)
+    dq: Array  # (..., H, T, D)
     dk: Array  # (..., K, S, D)
     dv: Array  # (..., K, S, E)
     dbias: Array | None  # of a dense bias in its grouped shape; of a lazy one (K, G, P)
@@ -45,6 +56,10 @@ class Backward(NamedTuple):
 
 def forward(problem: Problem, sizes: Sizes, *, keep: bool) -> Forward:
     """Every unit's rows against its tiles, merged where its keys are cut."""
+    if sizes is ONE_TILE and is_one_unit(problem):
+        with np.errstate(all="ignore"):
+            part, of_unit = _forward_unit(problem, sizes, whole_unit(problem), make_ops(problem, sizes), _nothing, keep=keep)
+        return Forward(*[_whole_rows(problem, x) for x in part], (of_unit,) if keep else None)
     units = [unit for block in cut_units(problem, sizes) for unit in block]
     stores = [make_rows(problem, n, plain=sizes.plain) for n in (problem.v.shape[-1], 1, 1)]
     kept: list[Any] = [()] * len(units)
@@ -63,6 +78,20 @@ def forward(problem: Problem, sizes: Sizes, *, keep: bool) -> Forward:
     run(problem, sizes, worker, range(len(units)))
     out, row_max, row_sum = (store.result() for store in stores)
     return Forward(out, row_max, row_sum, tuple(kept) if keep else None)
+
+
+def _whole_rows(problem: Problem, rows: Array) -> Array:
+    """The rows (..., K, G·T, n) of the only unit as (..., H, T, n)."""
+    lead, shape = problem.lead, rows.shape
+    if shape[:-3] != lead:
+        rows = problem.xp.broadcast_to(rows, (*lead, *shape[-3:]))
+    if problem.group == 1:
+        return rows
+    return problem.xp.reshape(rows, (*lead, problem.kv_heads * problem.group, problem.queries, shape[-1]))
+
+
+def _nothing() -> None:
+    """The check of a job that nothing else waits for."""
 
 
 def _forward_unit(
@@ -88,7 +117,7 @@ def _forward_unit(
         part = formula.empty_part((*lead, unit.rows), problem.v.shape[-1], problem.compute, problem.device, xp)
     if problem.options.sinks is not None:
         part = formula.add_sink(part, sink_rows(problem, unit), xp)
-    return Part(formula.normalised(part, xp), part.row_max, part.row_sum), tuple(kept)
+    return Part(formula.normalised(part, xp, every_row_sees=problem.every_row_sees), part.row_max, part.row_sum), tuple(kept)
 
 
 def sink_rows(problem: Problem, unit: Place) -> Array:
@@ -100,6 +129,13 @@ def sink_rows(problem: Problem, unit: Place) -> Array:
 def backward(problem: Problem, sizes: Sizes, done: Forward, dout: Array, dlse: Array | None) -> Backward:
     """Every unit's tiles again. dq is a unit's own; all else is summed in an order that shapes alone decide."""
     options = problem.options
+    if sizes is ONE_TILE and problem.keys and is_one_unit(problem) and options.bias is None and options.sinks is None:
+        with np.errstate(all="ignore"):
+            unit, ops = whole_unit(problem), make_ops(problem, sizes)
+            rows = _BackwardUnit(problem, unit, ops, done, dout, dlse)
+            (tile,) = unit_tiles(problem, unit, sizes, ops)
+            grads = rows.tile(tile, done.kept[0][0] if done.kept is not None else None)
+            return Backward(_whole_rows(problem, rows.dq()), grads.dk, grads.dv, None, None)
     jobs, copies = _backward_jobs(problem, sizes)
     keys = (*problem.lead, problem.kv_heads, problem.keys)
     dq = make_rows(problem, problem.q.shape[-1], plain=sizes.plain)
@@ -160,7 +196,9 @@ class _BackwardUnit:
         self.dlse = None if dlse is None else unit_rows(problem, unit, dlse)
         self.row_max, self.row_sum = unit_rows(problem, unit, done.row_max), unit_rows(problem, unit, done.row_sum)
         self.delta = formula.row_delta(dout, unit_rows(problem, unit, done.out), self.xp)
-        self.rows = formula.rows_backward(dout, self.delta, self.dlse, self.row_max, self.row_sum, self.xp)
+        self.rows = formula.rows_backward(
+            dout, self.delta, self.dlse, self.row_max, self.row_sum, self.xp, every_row_sees=problem.every_row_sees
+        )
         self.total: Array | None = None
         self.seen: Array | bool = False  # which rows see a key; True for all
 
@@ -178,15 +216,17 @@ class _BackwardUnit:
             rows = rows._replace(dout=self.ops.load(rows.dout, "live_dout", live=live))
             self.seen = self.seen if self.seen is True else live if self.seen is False else self.seen | live
         grads = formula.backward_tile(self.ops, q, tile.k, tile.v, rows, tile.terms, p)
-        scaled = self.ops.multiply(grads.dq, self.problem.options.scale, None if self.total is not None else "total_dq")
-        self.total = scaled if self.total is None else self.ops.add(self.total, scaled)
+        if self.total is None:
+            self.total = self.ops.multiply(grads.dq, self.problem.options.scale, "total_dq")
+        else:
+            self.total = self.ops.add(self.total, self.ops.multiply(grads.dq, self.problem.options.scale))
         return grads
 
     def dq(self) -> Array:
         """Once every tile is through."""
         if self.total is None:
             return self.xp.zeros((1, 1), dtype=self.problem.compute, device=self.problem.device)
-        return self.total if self.seen is True else select(self.seen, self.total, 0.0, self.xp)
+        return self.total if self.seen is True else self.xp.where(self.seen, self.total, 0.0)
 
     def dsinks(self) -> Array:
         """The share of the sinks' gradient, (K, G)."""
@@ -194,7 +234,7 @@ class _BackwardUnit:
         if self.seen is False:
             delta = self.xp.zeros_like(delta)
         elif self.seen is not True:
-            delta = select(self.seen, delta, 0.0, self.xp)
+            delta = self.xp.where(self.seen, delta, 0.0)
         sinks = sink_rows(self.problem, self.unit)
         shares = formula.sink_backward(sinks, delta, self.dlse, self.row_max, self.row_sum, self.xp)
         group = self.unit.group.stop - self.unit.group.start

@@ -30,6 +30,7 @@ class Place(NamedTuple):
     queries: slice
     keys: slice
     whole: tuple[int, ...]
+    complete: bool = False  # every leading index, head and query, so that nothing of them need be cut
 
     @property
     def rows(self) -> int:

@@ -1,7 +1,7 @@
-"""What one problem is: checked, with its leading axes broadcast and its heads grouped, and the way back for results and gradients.
+"""What one problem is: checked, with every axis in its place, and the way back for results and gradients.
 
-Inside, every array has the axes (..., K, G, T, ·): leading axes, key/value heads, query heads of one group. Axes of length 1 that
-are broadcast stay 1, so nothing is copied.
+Inside, every array has the leading axes and a head axis; axes that are broadcast stay 1, so nothing is copied. The H query heads
+are K key/value heads times a group of G.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Options(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """q, k, v in grouped form, and what else the tiling must know."""
+    """q, k, v with all their axes, and what else the tiling must know."""
 
     op: str
     xp: Namespace
@@ -40,100 +40,85 @@ class Problem(NamedTuple):
     kv_heads: int
     group: int
     has_heads: bool  # rank 2 has none
-    q: Array  # (..., K, G, T, D), leading axes 1 where broadcast
+    queries: int  # T
+    keys: int  # S
+    whole: tuple[int, ...]  # (..., K, G, T, S)
+    q: Array  # (..., H, T, D), leading axes 1 where broadcast
     k: Array  # (..., K, S, D)
     v: Array  # (..., K, S, E)
     options: Options
-
-    @property
-    def queries(self) -> int:
-        """T."""
-        return int(self.q.shape[-2])
-
-    @property
-    def keys(self) -> int:
-        """S."""
-        return int(self.k.shape[-2])
-
-    @property
-    def whole(self) -> tuple[int, ...]:
-        """(..., K, G, T, S)."""
-        return (*self.lead, self.kv_heads, self.group, self.queries, self.keys)
+    every_row_sees: bool  # nothing can hide a key
 
     def out_shape(self, *last: int) -> tuple[int, ...]:
         """The caller's shape of a result: (..., H, T, E), (..., H, T), without the head axis if no input has one."""
         heads = (self.kv_heads * self.group,) if self.has_heads else ()
         return (*self.lead, *heads, self.queries, *last)
 
-    def group_rows(self, x: Array) -> Array:
-        """A cotangent of the caller's (..., H, T, ·) or (..., H, T) as (..., K, G, T, ·)."""
-        return self.xp.reshape(x, (*self.lead, self.kv_heads, self.group, self.queries, *x.shape[len(self.out_shape()) :]))
+    def with_heads(self, x: Array) -> Array:
+        """A result or cotangent of the caller's shape as (..., H, T, ·)."""
+        return x if self.has_heads else x[None]
 
-    def ungroup_rows(self, x: Array, like: Array) -> Array:
-        """dq (..., K, G, T, D) in the shape and dtype of the caller's q."""
-        heads = (*self.lead, self.kv_heads * self.group, *x.shape[-2:])
-        return self._back(self.xp.reshape(x, heads), like)
+    def result(self, x: Array) -> Array:
+        """(..., H, T, ·) in the caller's shape; its dtype stays."""
+        return x if self.has_heads else x[0]
 
-    def ungroup_keys(self, x: Array, like: Array) -> Array:
-        """dk or dv (..., K, S, ·) in the shape and dtype of the caller's k or v."""
-        return self._back(x, like)
-
-    def result(self, x: Array, *last: int) -> Array:
-        """(..., K, G, T, ·) in the caller's shape; its dtype stays."""
-        return self.xp.reshape(x, self.out_shape(*last))
-
-    def _back(self, x: Array, like: Array) -> Array:
+    def gradient(self, x: Array, like: Array) -> Array:
+        """dq (..., H, T, D), dk or dv (..., K, S, ·) in the shape and dtype of the caller's input."""
         shape = like.shape if like.ndim > 2 else (1, *like.shape)
-        return self.xp.reshape(self.xp.astype(unbroadcast(x, shape, xp=self.xp), self.dtype, copy=False), like.shape)
+        if x.shape != shape:
+            x = unbroadcast(x, shape, xp=self.xp)
+        if x.dtype != self.dtype:
+            x = self.xp.astype(x, self.dtype)
+        return x if like.ndim > 2 else x[0]
 
 
 def make_problem(
     op: str, q: Array, k: Array, v: Array, mask: Any, bias: Any, scale: Any, softcap: Any, sinks: Any, dropout: Any
 ) -> Problem:
-    """Check everything and group it; every error is raised here, before any work."""
+    """Check everything and put every axis in its place; every error is raised here, before any work."""
     lazy = isinstance(bias, LazyBias)
-    floats = {"q": q, "k": k, "v": v, "bias": bias.parameters if lazy else bias, "sinks": sinks}
-    if mask is not None:
-        mask = as_mask(op, mask)
-        extra = {f"mask ({n})": a for n, a in enumerate(mask.arrays())}
-        xp = array_namespace(op, **floats, **extra)
+    arrays = {"q": q, "k": k, "v": v, "bias": bias.parameters if lazy else bias, "sinks": sinks}
+    if mask is None:
+        xp = array_namespace(op, **arrays)
     else:
-        xp = array_namespace(op, **floats)
-    dtype = float_dtype(op, **floats)
+        mask = as_mask(op, mask)
+        xp = array_namespace(op, **arrays, **{f"mask ({n})": a for n, a in enumerate(mask.arrays())})
+    dtype = float_dtype(op, **arrays)
 
-    for name, x, letters in (("q", q, "(..., T, D)"), ("k", k, "(..., S, D)"), ("v", v, "(..., S, E)")):
-        if x.ndim < 2:
-            shape_error(op, name, letters, x.shape)
-    head_size, keys = q.shape[-1], k.shape[-2]
-    if k.shape[-1] != head_size:
-        shape_error(op, "k", f"(..., S, D) with D = {head_size} as q has", k.shape)
-    if v.shape[-2] != keys:
-        shape_error(op, "v", f"(..., S, E) with S = {keys} as k has", v.shape)
-    heads, kv_heads = _heads(op, q, k, v)
-    lead = broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
-    if lead is None:
-        raise ValueError(
-            f"{op}: the leading axes of q, k and v must broadcast, got shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
-        )
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if len(q_shape) < 2 or len(k_shape) < 2 or len(v_shape) < 2:
+        for name, shape, letters in (("q", q_shape, "(..., T, D)"), ("k", k_shape, "(..., S, D)"), ("v", v_shape, "(..., S, E)")):
+            if len(shape) < 2:
+                shape_error(op, name, letters, shape)
+    queries, head_size = q_shape[-2:]
+    keys = k_shape[-2]
+    if k_shape[-1] != head_size:
+        shape_error(op, "k", f"(..., S, D) with D = {head_size} as q has", k_shape)
+    if v_shape[-2] != keys:
+        shape_error(op, "v", f"(..., S, E) with S = {keys} as k has", v_shape)
+    heads, kv_heads = _heads(op, q_shape, k_shape, v_shape)
+    lead = tuple(q_shape[:-3])
+    if not k_shape[:-3] == v_shape[:-3] == lead:
+        lead = _lead(op, q_shape, k_shape, v_shape)
     group = heads // kv_heads if kv_heads else 1
 
-    scale = _default_scale(head_size) if scale is None else host_float(op, "scale", scale)
-    softcap = None if softcap is None else host_float(op, "softcap", softcap, positive=True)
+    if scale is None:
+        scale = 1 / math.sqrt(head_size) if head_size else 1.0
+    else:
+        scale = host_float(op, "scale", scale)
+    if softcap is not None:
+        softcap = host_float(op, "softcap", softcap, positive=True)
     if mask is not None:
-        mask.check(op, lead, heads, q.shape[-2], keys)
+        mask.check(op, lead, heads, queries, keys)
     if lazy:
         bias.check(op, heads)
     elif bias is not None:
-        check_broadcasts(op, "bias", bias.shape, (*lead, heads, q.shape[-2], keys), "(..., H, T, S)")
+        check_broadcasts(op, "bias", bias.shape, (*lead, heads, queries, keys), "(..., H, T, S)")
     if sinks is not None and tuple(sinks.shape) != (heads,):
         shape_error(op, "sinks", f"(H,) with H = {heads}", sinks.shape)
     if dropout is not None:
         dropout = Dropout.checked(dropout, op)
         dropout = dropout if dropout.rate else None
-
-    def aligned(x: Array, *last: int) -> Array:
-        shape = (1,) * (len(lead) - max(x.ndim - 3, 0)) + x.shape[:-3] + last
-        return x if x.shape == shape else xp.reshape(x, shape)
 
     return Problem(
         op,
@@ -144,37 +129,48 @@ def make_problem(
         lead,
         kv_heads,
         group,
-        max(q.ndim, k.ndim, v.ndim) > 2,
-        aligned(q, kv_heads, group, *q.shape[-2:]),
-        aligned(k, k.shape[-3] if k.ndim > 2 else 1, *k.shape[-2:]),
-        aligned(v, v.shape[-3] if v.ndim > 2 else 1, *v.shape[-2:]),
+        len(q_shape) > 2 or len(k_shape) > 2 or len(v_shape) > 2,
+        queries,
+        keys,
+        (*lead, kv_heads, group, queries, keys),
+        _aligned(q, len(lead), xp),
+        _aligned(k, len(lead), xp),
+        _aligned(v, len(lead), xp),
         Options(mask, bias, scale, softcap, sinks, dropout),
+        mask is None and bias is None and keys > 0,
     )
 
 
-def _heads(op: str, q: Array, k: Array, v: Array) -> tuple[int, int]:
-    heads, of_k, of_v = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))
+def _aligned(x: Array, lead: int, xp: Namespace) -> Array:
+    """``x`` with ``lead`` leading axes and a head axis, 1 where it has none."""
+    missing = lead + 3 - x.ndim
+    return x if missing == 0 else xp.reshape(x, (1,) * missing + x.shape)
+
+
+def _lead(op: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+    lead = broadcast_shapes(*(shape[:-3] for shape in shapes))
+    if lead is None:
+        raise ValueError(f"{op}: the leading axes of q, k and v must broadcast, got shapes {', '.join(str(tuple(s)) for s in shapes)}")
+    return lead
+
+
+def _heads(op: str, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> tuple[int, int]:
+    heads, of_k, of_v = (shape[-3] if len(shape) > 2 else 1 for shape in (q, k, v))
     kv_heads = of_k if of_v == 1 else of_v
     if of_k not in (1, kv_heads):
-        shape_error(op, "v", f"(..., K, S, E) with K = {of_k} as k has", v.shape)
+        shape_error(op, "v", f"(..., K, S, E) with K = {of_k} as k has", v)
     if kv_heads > heads or (kv_heads == 0) != (heads == 0) or (kv_heads and heads % kv_heads):
         raise ValueError(
             f"{op}: H query heads must be a multiple of K key/value heads, got H = {heads} and K = {kv_heads} from shapes "
-            f"{tuple(q.shape)} and {tuple(k.shape)}; from rank 3 on, axis -3 is the head axis: "
-            f"write a batch without heads as (B, 1, T, D)"
+            f"{tuple(q)} and {tuple(k)}; from rank 3 on, axis -3 is the head axis: write a batch without heads as (B, 1, T, D)"
         )
     return heads, kv_heads
-
-
-def _default_scale(head_size: int) -> float:
-    return 1 / math.sqrt(head_size) if head_size else 1.0
 
 
 def check_cotangent(problem: Problem, name: str, x: Array, *last: int, lifted: bool = False) -> None:
     """A cotangent has the shape of the result and its dtype (``lifted``: the dtype that the result is computed in)."""
     op = f"{problem.op}_backward"
-    if array_namespace(op, q=problem.q, **{name: x}) is not problem.xp:  # pragma: no cover - array_namespace has raised
-        raise TypeError
+    array_namespace(op, q=problem.q, **{name: x})
     shape = problem.out_shape(*last)
     if tuple(x.shape) != shape:
         shape_error(op, name, f"{'(..., H, T, E)' if last else '(..., H, T)'} = {shape}", x.shape)

@@ -12,16 +12,13 @@ import numpy as np
 
 from npattn._arrays.namespace import Array
 from npattn._attention import explain, formula
-from npattn._attention.attention import AttentionSaved, attention_backward
+from npattn._attention.attention import AttentionSaved, attention_backward, saved_rows
 from npattn._attention.formula import Rows
 from npattn._attention.ops import Fresh, Hidden
 from npattn._attention.place import Place
 from npattn._attention.problem import Problem
 from npattn._attention.stores import make_rows
-from npattn._attention.tiling import Sizes, cut_units, dropout_factors, hidden_pairs, unit_bias, unit_keys, unit_rows
-
-_WHOLE = Sizes(rows=1 << 62, keys=1 << 62, pairs=1 << 62, plain=True, keep=0)
-
+from npattn._attention.tiling import ONE_TILE, cut_units, dropout_factors, hidden_pairs, unit_bias, unit_keys, unit_rows
 
 class AttentionSteps(NamedTuple):
     """The forward intermediates of attention; each (..., H, T, S), out (..., H, T, E).
@@ -189,12 +186,13 @@ def attention_steps_backward(dout: Array, saved: AttentionSaved, /, *, dlse: Arr
     grads = attention_backward(dout, saved, dlse=dlse)
     problem = saved.problem
     ops = Fresh(problem.xp, problem.compute)
-    cotangent = problem.group_rows(dout)
-    of_lse = None if dlse is None else problem.group_rows(dlse)[..., None]
+    cotangent = problem.with_heads(dout)
+    of_lse = None if dlse is None else problem.with_heads(dlse[..., None])
+    done_out = problem.with_heads(saved.out)
 
     def unit_steps(whole: _Whole) -> tuple[Array, ...]:
         rows = ops.load(unit_rows(problem, whole.unit, cotangent), "dout")
-        delta = formula.row_delta(rows, unit_rows(problem, whole.unit, problem.group_rows(saved.out)), problem.xp)
+        delta = formula.row_delta(rows, unit_rows(problem, whole.unit, done_out), problem.xp)
         delta = delta if of_lse is None else delta - unit_rows(problem, whole.unit, of_lse)
         ddropped = formula.ddropped(ops, rows, whole.v)
         dweights = formula.dweights(ops, ddropped, whole.factors)
@@ -228,16 +226,14 @@ class _Whole:
         mixed = [] if options.mask is None else [unit.keys]
         self.hidden: list[Hidden] = hidden_pairs(problem, unit, mixed, bias)
         self.factors = dropout_factors(problem, unit)
-        self.row_max, self.row_sum = (
-            unit_rows(problem, unit, problem.group_rows(x)[..., None]) for x in (saved.row_max, saved.row_sum)
-        )
+        self.row_max, self.row_sum = (unit_rows(problem, unit, x) for x in saved_rows(saved)[1:])
 
     def hidden_scores(self) -> Array:
         return self.ops.hide(self.biased, self.hidden, -float("inf"))
 
     def weights(self) -> Array:
         xp = self.problem.xp
-        shift = formula.select(self.row_sum != 0, self.row_max, 0.0, xp)
+        shift = xp.where(self.row_sum != 0, self.row_max, 0.0)
         p = self.ops.hide(formula.numerators(self.ops, self.biased, shift), self.hidden, 0.0)
         return p * formula.reciprocal(self.row_sum, xp)
 
@@ -248,8 +244,8 @@ def _collect(
     """What ``unit_steps`` returns for every unit, joined, in the caller's shape."""
     stores = [make_rows(problem, problem.keys, plain=True) for _ in range(count)]
     with np.errstate(all="ignore"):
-        for unit in (unit for block in cut_units(problem, _WHOLE) for unit in block):
+        for unit in (unit for block in cut_units(problem, ONE_TILE) for unit in block):
             for store, rows in zip(stores, unit_steps(_Whole(saved, problem, unit)), strict=True):
                 store.put(unit, rows)
         # some steps repeat others, and all are results: none shares memory with another
-        return [problem.xp.asarray(problem.result(store.result(), problem.keys), copy=True) for store in stores]
+        return [problem.xp.asarray(problem.result(store.result()), copy=True) for store in stores]

@@ -10,7 +10,7 @@ from npattn._attention.problem import Problem
 
 
 class RowStore(Protocol):
-    """Results of rows, (..., K, G, T, n): every unit puts its own."""
+    """Results of rows, (..., H, T, n): every unit puts its own."""
 
     def put(self, unit: Place, rows: Array) -> None:
         """Take a unit's (..., K, rows, n); what is broadcast over leading axes is repeated."""
@@ -30,7 +30,7 @@ class SumStore(Protocol):
 
 
 def make_rows(problem: Problem, size: int, *, plain: bool) -> RowStore:
-    """A store for (..., K, G, T, size)."""
+    """A store for (..., H, T, size)."""
     return _PieceRows(problem, size) if plain else _InPlaceRows(problem, size)
 
 
@@ -39,21 +39,17 @@ def make_sums(problem: Problem, shape: tuple[int, ...], copies: int, *, plain: b
     return _PieceSums(problem, shape) if plain else _InPlaceSums(problem, shape, copies)
 
 
-def _unfold(unit: Place, rows: Array, problem: Problem) -> Array:
-    group, queries = unit.group.stop - unit.group.start, unit.queries.stop - unit.queries.start
-    return problem.xp.reshape(rows, (*rows.shape[:-2], group, queries, rows.shape[-1]))
-
-
 class _InPlaceRows:
     def __init__(self, problem: Problem, size: int) -> None:
-        self.problem = problem
         self.array = problem.xp.empty((*problem.whole[:-1], size), dtype=problem.compute)
 
     def put(self, unit: Place, rows: Array) -> None:
-        self.array[(*unit.lead, unit.heads, unit.group, unit.queries)] = _unfold(unit, rows, self.problem)
+        part = self.array[(*unit.lead, unit.heads, unit.group, unit.queries)]
+        part[...] = rows.reshape(*rows.shape[:-2], *part.shape[-3:])
 
     def result(self) -> Array:
-        return self.array
+        *lead, kv_heads, group, queries, size = self.array.shape
+        return self.array.reshape(*lead, kv_heads * group, queries, size)
 
 
 class _PieceRows:
@@ -65,18 +61,22 @@ class _PieceRows:
         self.pieces: dict[tuple[int, int], Array] = {}
 
     def put(self, unit: Place, rows: Array) -> None:
-        shape = (*self.problem.whole[:-3], unit.group.stop - unit.group.start, unit.queries.stop - unit.queries.start, self.size)
-        piece = self.problem.xp.broadcast_to(_unfold(unit, rows, self.problem), shape)
-        self.pieces[unit.group.start, unit.queries.start] = piece
+        group, queries = unit.group.stop - unit.group.start, unit.queries.stop - unit.queries.start
+        shape = (*self.problem.whole[:-3], group, queries, self.size)
+        piece = self.problem.xp.reshape(rows, (*rows.shape[:-2], *shape[-3:]))
+        self.pieces[unit.group.start, unit.queries.start] = (
+            piece if piece.shape == shape else self.problem.xp.broadcast_to(piece, shape)
+        )
 
     def result(self) -> Array:
         xp = self.problem.xp
+        *lead, kv_heads, group, queries, _ = self.problem.whole
+        shape = (*lead, kv_heads * group, queries, self.size)
         if not self.pieces:
-            shape = (*self.problem.whole[:-1], self.size)
             return xp.zeros(shape, dtype=self.problem.compute, device=self.problem.device)
         groups = sorted({group for group, _ in self.pieces})
         strips = [[piece for (g, _), piece in sorted(self.pieces.items(), key=lambda item: item[0]) if g == group] for group in groups]
-        return _concat([_concat(strip, -2, xp) for strip in strips], -3, xp)
+        return xp.reshape(_concat([_concat(strip, -2, xp) for strip in strips], -3, xp), shape)
 
 
 class _InPlaceSums:
@@ -101,8 +101,9 @@ class _PieceSums:
         self.total: Array | None = None
 
     def add(self, copy: int, index: tuple[slice, ...], share: Array) -> None:
-        for axis, (part, length) in enumerate(zip(index, self.shape, strict=True)):
-            share = self._widen(share, axis, part.start, length - part.stop)
+        if share.shape != self.shape:
+            for axis, (part, length) in enumerate(zip(index, self.shape, strict=True)):
+                share = self._widen(share, axis, part.start, length - part.stop)
         self.total = share if self.total is None else self.total + share
 
     def _widen(self, share: Array, axis: int, before: int, after: int) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -19,12 +19,13 @@ from npattn._arrays import threads
 from npattn._arrays.namespace import Array, library_name
 from npattn._attention.biases import LazyBias
 from npattn._attention.formula import Terms
-from npattn._attention.ops import Fresh, Hidden, Ops, Scratch
+from npattn._attention.ops import Fresh, FreshNumPy, Hidden, Ops, Scratch
 from npattn._attention.place import ALL, MIXED, NONE, Place, Run
 from npattn._attention.problem import Problem
 
 SMALL_PRODUCT = 1 << 15  # multiplications of a matrix product that no BLAS gives to several threads
 SMALL_PROBLEM = 1 << 21  # multiplications of a problem that is done before a second thread has woken up
+SMALL_PAIRS = 1 << 13  # a problem with fewer pairs is one tile of new arrays: looking for what could be skipped costs more
 GAP = 32  # a masked run of keys shorter than this is hidden inside a tile rather than cut out
 
 
@@ -37,6 +38,8 @@ class Sizes(NamedTuple):
     plain: bool  # new arrays, every head in each tile: any library
     keep: int  # bytes of numerators that forward may keep for backward
 
+
+ONE_TILE = Sizes(rows=1 << 62, keys=1 << 62, pairs=1 << 62, plain=True, keep=0)
 
 _forced: ContextVar[Sizes | None] = ContextVar("npattn_forced_sizes", default=None)
 
@@ -57,6 +60,8 @@ def choose_sizes(problem: Problem) -> Sizes:
     if sizes is not None:
         return sizes
     if problem.xp is np:
+        if math.prod(problem.whole) <= SMALL_PAIRS:
+            return ONE_TILE
         return Sizes(rows=256, keys=1024, pairs=1 << 16, plain=False, keep=0)
     heads = max(math.prod(problem.lead) * problem.kv_heads, 1)
     keys = 1 << 14
@@ -66,35 +71,40 @@ def choose_sizes(problem: Problem) -> Sizes:
 
 def make_ops(problem: Problem, sizes: Sizes) -> Ops:
     """The kind of operations that the problem's library takes."""
-    return Fresh(problem.xp, problem.compute) if sizes.plain else Scratch(problem.xp, problem.compute)
+    kind = Scratch if not sizes.plain else FreshNumPy if problem.xp is np else Fresh
+    return kind(problem.xp, problem.compute)
 
 
 def cut_units(problem: Problem, sizes: Sizes) -> list[list[Place]]:
     """The units of every block of heads, all with the whole of the keys: a list a block, in order."""
     *outer, group, queries, keys = problem.whole
-    group_step, query_step = _row_steps(problem, sizes)
-    steps = outer if problem.xp is not np or sizes.plain else _head_steps(outer, group_step * query_step * keys, sizes.pairs)
+    together = min(max(sizes.rows // max(queries, 1), 1), group) if group == 1 or not _heads_may_differ(problem) else 1
+    rows = max(min(sizes.rows // together, queries), 1)
+    steps = outer if problem.xp is not np or sizes.plain else _head_steps(outer, together * rows * keys, sizes.pairs)
     blocks = itertools.product(*(_cut(n, step) for n, step in zip(outer, steps, strict=True)))
     return [
         [
             Place(tuple(lead), heads, g, t, slice(0, keys), problem.whole)
-            for g in _cut(group, group_step)
-            for t in _cut(queries, query_step)
+            for g in _cut(group, together)
+            for t in _cut(queries, rows)
         ]
         for *lead, heads in blocks
     ]
 
 
-def _row_steps(problem: Problem, sizes: Sizes) -> tuple[int, int]:
-    """How many query heads of a group, and how many queries, make the rows of a unit."""
-    group, queries = problem.group, problem.queries
+def is_one_unit(problem: Problem) -> bool:
+    """Whether ``cut_units`` with sizes that know no limit finds one unit."""
+    return 0 not in problem.whole[:-1] and (problem.group == 1 or not _heads_may_differ(problem))
+
+
+def _heads_may_differ(problem: Problem) -> bool:
+    """Whether query heads may see different keys: what is at a key that a head may not see must not reach it, so that such
+    heads do not share a tile.
+    """
     mask, bias = problem.options.mask, problem.options.bias
-    # what is at a key that a head may not see must not reach it: heads that may see different keys do not share a tile
-    by_head = (mask is not None and mask.varies_by_head()) or isinstance(bias, LazyBias) or (
-        bias is not None and bias.ndim > 2 and bias.shape[-3] > 1
-    )
-    together = 1 if by_head else min(max(sizes.rows // max(queries, 1), 1), max(group, 1))
-    return together, max(min(sizes.rows // together, queries), 1)
+    if mask is not None and mask.varies_by_head():
+        return True
+    return isinstance(bias, LazyBias) or (bias is not None and bias.ndim > 2 and bias.shape[-3] > 1)
 
 
 def _head_steps(outer: list[int], pairs: int, most: int) -> list[int]:
@@ -110,6 +120,8 @@ def _head_steps(outer: list[int], pairs: int, most: int) -> list[int]:
 
 def _cut(length: int, step: int) -> list[slice]:
     """An axis in nearly equal pieces of at most ``step``."""
+    if 0 < length <= step:
+        return [slice(0, length)]
     pieces = -(-length // max(step, 1))
     edges = [length * n // pieces for n in range(pieces + 1)] if pieces else []
     return [slice(a, b) for a, b in itertools.pairwise(edges)]
@@ -120,10 +132,7 @@ def key_tiles(problem: Problem, unit: Place, sizes: Sizes) -> list[tuple[slice, 
     mask = problem.options.mask
     if mask is None:
         return [(keys, []) for keys in _cut(problem.keys, sizes.keys)]
-    if unit.rows * problem.keys <= sizes.pairs and problem.keys <= GAP:
-        runs = [Run(0, problem.keys, MIXED)] if problem.keys else []  # too small to be worth a look
-    else:
-        runs = mask.runs(unit)
+    runs = mask.runs(unit)
     tiles: list[tuple[slice, list[slice]]] = []
     for start, stop in _stretches(runs):
         for piece in _cut(stop - start, sizes.keys):
@@ -153,6 +162,9 @@ def run(problem: Problem, sizes: Sizes, worker: threads.Worker[Any], jobs: Seque
         for job in jobs:
             work(job)
         return
+    if sizes is ONE_TILE:
+        threads.run(worker, jobs, threads=1)
+        return
     size = max(problem.q.shape[-1], problem.v.shape[-1], 1)
     pairs = math.prod(problem.whole)
     if min(pairs, sizes.rows * sizes.keys) * size < SMALL_PRODUCT:
@@ -160,6 +172,9 @@ def run(problem: Problem, sizes: Sizes, worker: threads.Worker[Any], jobs: Seque
         return
     with threads.one_blas_thread():
         threads.run(worker, jobs, threads=threads.get_num_threads() if pairs * size >= SMALL_PROBLEM else 1)
+
+
+_BARE = Terms()
 
 
 class Tile(NamedTuple):
@@ -171,40 +186,55 @@ class Tile(NamedTuple):
     terms: Terms
 
 
+def whole_unit(problem: Problem) -> Place:
+    """The place of everything."""
+    *lead, heads, group, queries, keys = [slice(0, n) for n in problem.whole]
+    return Place(tuple(lead), heads, group, queries, keys, problem.whole, complete=True)
+
+
 def unit_rows(problem: Problem, unit: Place, x: Array) -> Array:
-    """A unit's part of an array (..., K, G, T, ·), with the group folded into rows: (..., K, rows, ·)."""
-    part = x[(*_parts(unit, x.shape), unit.group, unit.queries)]
-    return problem.xp.reshape(part, (*part.shape[:-3], unit.rows, part.shape[-1]))
+    """A unit's part of an array (..., H, T, ·), with the group folded into rows: (..., K, rows, ·)."""
+    group = problem.group
+    if group == 1:
+        return x if unit.complete else x[(*_parts(unit, x.shape), unit.queries)]
+    *lead, _, queries, last = x.shape
+    if not unit.complete:
+        x = problem.xp.reshape(x, (*lead, problem.kv_heads, group, queries, last))
+        x = x[(*_parts(unit, x.shape), unit.group, unit.queries)]
+    return problem.xp.reshape(x, (*x.shape[: len(lead)], unit.heads.stop - unit.heads.start, unit.rows, last))
 
 
 def unit_keys(problem: Problem, place: Place) -> tuple[Array, Array]:
     """A place's part of k and v, (..., K, keys, ·)."""
-    k, v = (x[(*_parts(place, x.shape), place.keys)] for x in (problem.k, problem.v))
-    return k, v
+    k, v = problem.k, problem.v
+    if place.complete and place.keys.stop - place.keys.start == problem.keys:
+        return k, v
+    return k[(*_parts(place, k.shape), place.keys)], v[(*_parts(place, v.shape), place.keys)]
 
 
 def _parts(place: Place, shape: tuple[int, ...]) -> tuple[slice, ...]:
     """The slices of the leading axes and the key/value heads, whole where an axis is broadcast."""
-    return tuple(
-        slice(0, 1) if n == 1 else part for part, n in zip((*place.lead, place.heads), shape, strict=False)
-    )
+    return tuple([slice(0, 1) if n == 1 else part for part, n in zip((*place.lead, place.heads), shape, strict=False)])
 
 
-def unit_tiles(problem: Problem, unit: Place, sizes: Sizes, ops: Ops) -> Iterator[Tile]:
-    """The tiles of a unit in order, with what stands at keys that none of its rows sees set to 0."""
+def unit_tiles(problem: Problem, unit: Place, sizes: Sizes, ops: Ops) -> Iterable[Tile]:
+    """The tiles of a unit in order."""
+    if sizes is ONE_TILE:
+        return (make_tile(problem, unit, [] if problem.options.mask is None else [unit.keys], ops),) if problem.keys else ()
+    return (make_tile(problem, unit._replace(keys=keys), mixed, ops) for keys, mixed in key_tiles(problem, unit, sizes))
+
+
+def make_tile(problem: Problem, place: Place, mixed: list[slice], ops: Ops) -> Tile:
+    """A tile, with what stands at keys that none of its rows sees set to 0."""
     options = problem.options
-    for keys, mixed in key_tiles(problem, unit, sizes):
-        place = unit._replace(keys=keys)
-        bias = None if options.bias is None else unit_bias(problem, place)
-        hidden = hidden_pairs(problem, place, mixed, bias)
-        live_rows, live_keys = _live(problem, place, hidden)
-        k, v = unit_keys(problem, place)
-        yield Tile(
-            place,
-            ops.load(k, "k", live=live_keys),
-            ops.load(v, "v", live=live_keys),
-            Terms(options.softcap, bias, hidden, live_rows, dropout_factors(problem, place)),
-        )
+    k, v = unit_keys(problem, place)
+    if options.mask is None and options.bias is None and options.dropout is None:
+        return Tile(place, ops.load(k, "k"), ops.load(v, "v"), _BARE if options.softcap is None else Terms(options.softcap))
+    bias = None if options.bias is None else unit_bias(problem, place)
+    hidden = hidden_pairs(problem, place, mixed, bias)
+    live_rows, live_keys = _live(problem, place, hidden)
+    terms = Terms(options.softcap, bias, hidden, live_rows, dropout_factors(problem, place))
+    return Tile(place, ops.load(k, "k", live=live_keys), ops.load(v, "v", live=live_keys), terms)
 
 
 def unit_bias(problem: Problem, place: Place) -> Array:
