@@ -18,6 +18,34 @@ from npattn._attention.masks import (
     segment_mask,
     window_mask,
 )
+from npattn._attention.merge import (
+    MergeAttentionGrads,
+    MergeAttentionSaved,
+    merge_attention,
+    merge_attention_backward,
+    merge_attention_forward,
+)
+from npattn._attention.multi_head import (
+    MultiHeadAttentionGrads,
+    MultiHeadAttentionSaved,
+    MultiHeadParams,
+    multi_head_attention,
+    multi_head_attention_backward,
+    multi_head_attention_forward,
+)
+from npattn._attention.multi_head_steps import (
+    MultiHeadAttentionSteps,
+    MultiHeadAttentionStepsBackward,
+    multi_head_attention_steps,
+    multi_head_attention_steps_backward,
+)
+from npattn._attention.steps import (
+    AttentionSteps,
+    AttentionStepsBackward,
+    attention_steps,
+    attention_steps_backward,
+    attention_weights,
+)
 from npattn.layers.dropout import Dropout
 
 __version__ = "0.1.0"
@@ -25,17 +53,37 @@ __version__ = "0.1.0"
 __all__ = [
     "AttentionGrads",
     "AttentionSaved",
+    "AttentionSteps",
+    "AttentionStepsBackward",
     "Dropout",
     "LazyBias",
     "Mask",
+    "MergeAttentionGrads",
+    "MergeAttentionSaved",
+    "MultiHeadAttentionGrads",
+    "MultiHeadAttentionSaved",
+    "MultiHeadAttentionSteps",
+    "MultiHeadAttentionStepsBackward",
+    "MultiHeadParams",
     "alibi_bias",
     "attention",
     "attention_backward",
     "attention_forward",
+    "attention_steps",
+    "attention_steps_backward",
+    "attention_weights",
     "causal_mask",
     "causal_mask_end",
     "get_num_threads",
     "length_mask",
+    "merge_attention",
+    "merge_attention_backward",
+    "merge_attention_forward",
+    "multi_head_attention",
+    "multi_head_attention_backward",
+    "multi_head_attention_forward",
+    "multi_head_attention_steps",
+    "multi_head_attention_steps_backward",
     "relative_bias",
     "segment_mask",
     "set_num_threads",

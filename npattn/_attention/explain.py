@@ -46,6 +46,16 @@ def table(steps: Any) -> str:
     return "\n".join(lines)
 
 
+PROJECTIONS = {"q": "x_q @ w_q + b_q", "k": "x_kv @ w_k + b_k", "v": "x_kv @ w_v + b_v"}
+
+
+def projection_table(steps: Any) -> str:
+    """The table of attention's steps between the projections into heads and out of them."""
+    into = [f"{name:<10}{formula:<40}{tuple(getattr(steps, name).shape)}" for name, formula in PROJECTIONS.items()]
+    head, *inside = table(steps.attention).replace("\nout       ", "\nheads     ").split("\n")
+    return "\n".join([head, *into, *inside, f"{'out':<10}{'sum over heads of heads @ w_o, + b_o':<40}{tuple(steps.out.shape)}"])
+
+
 def cell(steps: Any, backward: Any, name: str, i: int, j: int, at: tuple[int, ...]) -> str:
     """The sum or product behind ``name[i, j]``."""
     owner = steps if name in steps._fields else backward

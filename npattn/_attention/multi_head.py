@@ -163,9 +163,10 @@ class MultiHeadParams(NamedTuple):
         Examples
         --------
         >>> import numpy as np
+        >>> from npattn import attention
         >>> x = np.eye(2)
         >>> one_head = MultiHeadParams.identity(width=2)
-        >>> bool(np.allclose(multi_head_attention(one_head, x, x), attention(x[None], x[None], x[None])[0]))
+        >>> bool(np.allclose(multi_head_attention(one_head, x, x), attention(x, x, x)))
         True
         """
         head_size = _head_size("MultiHeadParams.identity", width, heads)
@@ -181,8 +182,9 @@ def _head_size(op: str, width: int, heads: int) -> int:
 
 
 class MultiHeadAttentionSaved(NamedTuple):
-    """What `multi_head_attention_backward` needs: what its four parts saved."""
+    """What `multi_head_attention_backward` needs: the parameters, borrowed, and what its parts saved."""
 
+    params: MultiHeadParams
     q: ProjectHeadsSaved
     k: ProjectHeadsSaved
     v: ProjectHeadsSaved
@@ -285,7 +287,7 @@ def multi_head_attention_forward(
         q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=params.sinks, dropout=dropout
     )
     out, saved_out = merge_heads_forward(heads, params.w_o, params.b_o)
-    return out, MultiHeadAttentionSaved(saved_q, saved_k, saved_v, saved_attention, saved_out)
+    return out, MultiHeadAttentionSaved(params, saved_q, saved_k, saved_v, saved_attention, saved_out)
 
 
 def multi_head_attention_backward(dout: Array, saved: MultiHeadAttentionSaved, /) -> MultiHeadAttentionGrads:
