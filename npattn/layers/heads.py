@@ -21,7 +21,8 @@ class ProjectHeadsSaved(NamedTuple):
     w: Array
     has_b: bool
 
-    __repr__ = tree_repr
+    def __repr__(self) -> str:
+        return tree_repr(self)
 
 
 class ProjectHeadsGrads(NamedTuple):
@@ -31,7 +32,8 @@ class ProjectHeadsGrads(NamedTuple):
     dw: Array
     db: Array | None
 
-    __repr__ = tree_repr
+    def __repr__(self) -> str:
+        return tree_repr(self)
 
 
 def project_heads(x: Array, w: Array, b: Array | None = None, /) -> Array:
@@ -143,7 +145,8 @@ class MergeHeadsSaved(NamedTuple):
     w: Array
     has_b: bool
 
-    __repr__ = tree_repr
+    def __repr__(self) -> str:
+        return tree_repr(self)
 
 
 class MergeHeadsGrads(NamedTuple):
@@ -153,7 +156,8 @@ class MergeHeadsGrads(NamedTuple):
     dw: Array
     db: Array | None
 
-    __repr__ = tree_repr
+    def __repr__(self) -> str:
+        return tree_repr(self)
 
 
 def merge_heads(x: Array, w: Array, b: Array | None = None, /) -> Array:

@@ -19,7 +19,8 @@ class LinearSaved(NamedTuple):
     w: Array
     has_b: bool
 
-    __repr__ = tree_repr
+    def __repr__(self) -> str:
+        return tree_repr(self)
 
 
 class LinearGrads(NamedTuple):
@@ -29,7 +30,8 @@ class LinearGrads(NamedTuple):
     dw: Array
     db: Array | None
 
-    __repr__ = tree_repr
+    def __repr__(self) -> str:
+        return tree_repr(self)
 
 
 def linear(x: Array, w: Array, b: Array | None = None, /) -> Array:

@@ -7,15 +7,13 @@ and its derivative are 0 by selection, so what stands there may be NaN.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from npattn._arrays.checks import check_bool, check_broadcasts, check_cotangent, host_axis
-from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace, compute_dtype, float_dtype
+from npattn._arrays.namespace import Array
 from npattn._arrays.trees import tree_repr
-
-_INF = float("inf")
+from npattn.layers._rows import INF, measure_rows, reciprocal, rows_again
 
 
 class SoftmaxSaved(NamedTuple):
@@ -27,7 +25,8 @@ class SoftmaxSaved(NamedTuple):
     row_max: Array
     row_sum: Array
 
-    __repr__ = tree_repr
+    def __repr__(self) -> str:
+        return tree_repr(self)
 
 
 class SoftmaxGrads(NamedTuple):
@@ -79,9 +78,9 @@ def softmax_forward(x: Array, /, *, axis: int = -1, mask: Array | None = None) -
     array([[0.5, 0.5, 0. ],
            [0. , 0. , 0. ]])
     """
-    rows, _, exponentials = _forward("softmax", x, axis, mask)
+    rows, _, exponentials = measure_rows("softmax", x, axis, mask)
     with np.errstate(all="ignore"):
-        out = rows.hide(exponentials * _reciprocal(rows.row_sum, xp=rows.xp), 0.0)
+        out = rows.hide(exponentials * reciprocal(rows.row_sum, xp=rows.xp), 0.0)
         return rows.result(out), SoftmaxSaved(x, mask, rows.axis, rows.row_max, rows.row_sum)
 
 
@@ -107,7 +106,7 @@ def softmax_backward(dout: Array, saved: SoftmaxSaved, /) -> SoftmaxGrads:
     TypeError
         If dtypes, libraries or devices differ.
     """
-    rows, dout = _backward("softmax_backward", dout, saved)
+    rows, dout = rows_again("softmax_backward", dout, saved)
     with np.errstate(all="ignore"):
         # out = exp(x - row_max) / row_sum
         out = rows.weights()
@@ -119,7 +118,6 @@ class LogSoftmaxSaved(SoftmaxSaved):
     """What `log_softmax_backward` needs: the same as `SoftmaxSaved`."""
 
     __slots__ = ()
-    __repr__ = tree_repr
 
 
 class LogSoftmaxGrads(NamedTuple):
@@ -169,9 +167,9 @@ def log_softmax_forward(x: Array, /, *, axis: int = -1, mask: Array | None = Non
     >>> log_softmax(np.asarray([0.0, 1000.0]))
     array([-1000.,     0.])
     """
-    rows, shifted, _ = _forward("log_softmax", x, axis, mask)
+    rows, shifted, _ = measure_rows("log_softmax", x, axis, mask)
     with np.errstate(all="ignore"):
-        out = rows.hide(shifted - rows.xp.log(rows.row_sum), -_INF)
+        out = rows.hide(shifted - rows.xp.log(rows.row_sum), -INF)
         return rows.result(out), LogSoftmaxSaved(x, mask, rows.axis, rows.row_max, rows.row_sum)
 
 
@@ -197,7 +195,7 @@ def log_softmax_backward(dout: Array, saved: LogSoftmaxSaved, /) -> LogSoftmaxGr
     TypeError
         If dtypes, libraries or devices differ.
     """
-    rows, dout = _backward("log_softmax_backward", dout, saved)
+    rows, dout = rows_again("log_softmax_backward", dout, saved)
     with np.errstate(all="ignore"):
         # out = (x - row_max) - log row_sum
         total = rows.sum(rows.hide(dout, 0.0))
@@ -208,7 +206,6 @@ class LogSumExpSaved(SoftmaxSaved):
     """What `logsumexp_backward` needs: the same as `SoftmaxSaved`."""
 
     __slots__ = ()
-    __repr__ = tree_repr
 
 
 class LogSumExpGrads(NamedTuple):
@@ -258,10 +255,10 @@ def logsumexp_forward(x: Array, /, *, axis: int = -1, mask: Array | None = None)
     >>> logsumexp(np.asarray([[1000.0, 1000.0], [-np.inf, -np.inf]]))
     array([1000.69314718,          -inf])
     """
-    rows, _, _ = _forward("logsumexp", x, axis, mask)
+    rows, _, _ = measure_rows("logsumexp", x, axis, mask)
     xp, row_max = rows.xp, rows.row_max
     with np.errstate(all="ignore"):
-        lse = xp.where(xp.abs(row_max) == _INF, row_max, row_max + xp.log(rows.row_sum))
+        lse = xp.where(xp.abs(row_max) == INF, row_max, row_max + xp.log(rows.row_sum))
         return rows.result(xp.squeeze(lse, axis=rows.axis)), LogSumExpSaved(x, mask, rows.axis, rows.row_max, rows.row_sum)
 
 
@@ -287,93 +284,7 @@ def logsumexp_backward(dout: Array, saved: LogSumExpSaved, /) -> LogSumExpGrads:
     TypeError
         If dtypes, libraries or devices differ.
     """
-    rows, dout = _backward("logsumexp_backward", dout, saved, reduced=True)
+    rows, dout = rows_again("logsumexp_backward", dout, saved, reduced=True)
     with np.errstate(all="ignore"):
         # out = row_max + log row_sum
         return LogSumExpGrads(rows.result(rows.hide(rows.weights() * dout, 0.0)))
-
-
-class _Rows(NamedTuple):
-    """The rows of x along an axis, in the dtype they are computed in."""
-
-    x: Array
-    hidden: Array | None  # True where an element does not count; None where all do
-    axis: int
-    row_max: Array
-    row_sum: Array
-    dtype: Any  # the caller's
-    xp: Namespace
-
-    def hide(self, a: Array, value: float) -> Array:
-        """``a`` with ``value`` where an element does not count: by selection, since a NaN may stand there."""
-        return a if self.hidden is None else self.xp.where(self.hidden, value, a)
-
-    def sum(self, a: Array) -> Array:
-        """The sum of every row."""
-        return self.xp.sum(a, axis=self.axis, keepdims=True, dtype=a.dtype)
-
-    def weights(self) -> Array:
-        """softmax(x) made again, with anything where an element does not count."""
-        return self.xp.exp(self.x - shift(self.row_max, xp=self.xp)) * _reciprocal(self.row_sum, xp=self.xp)
-
-    def result(self, a: Array) -> Array:
-        """In the caller's dtype."""
-        return self.xp.astype(a, self.dtype, copy=False)
-
-
-def _forward(op: str, x: Array, axis: int, mask: Array | None) -> tuple[_Rows, Array, Array]:
-    """The rows, measured; x - row_max; and its exponentials."""
-    xp = array_namespace(op, x=x, mask=mask)
-    dtype = float_dtype(op, x=x)
-    axis = host_axis(op, axis, x.shape)
-    if mask is not None:
-        check_bool(op, "mask", mask, "an element counts", "add numbers to x instead")
-        check_broadcasts(op, "mask", mask.shape, x.shape, "the shape of x")
-    with np.errstate(all="ignore"):
-        lifted = xp.astype(x, compute_dtype(dtype, xp=xp), copy=False)
-        hidden = _hidden(lifted, mask, xp=xp)
-        seen = lifted if hidden is None else xp.where(hidden, -_INF, lifted)
-        largest = row_max(seen, axis, xp=xp)
-        shifted = seen - shift(largest, xp=xp)
-        exponentials = xp.exp(shifted)
-        row_sum = xp.sum(exponentials, axis=axis, keepdims=True, dtype=lifted.dtype)
-    return _Rows(lifted, hidden, axis, largest, row_sum, dtype, xp), shifted, exponentials
-
-
-def _backward(op: str, dout: Array, saved: SoftmaxSaved, *, reduced: bool = False) -> tuple[_Rows, Array]:
-    """The rows again, and dout as it meets them; ``reduced``: dout is without the axis."""
-    x, mask, axis, row_max, row_sum = saved
-    xp = array_namespace(op, x=x, dout=dout)
-    dtype = float_dtype(op, x=x)
-    shape = (*x.shape[:axis], *x.shape[axis + 1 :]) if reduced else x.shape
-    check_cotangent(op, "dout", dout, "(...)", shape, dtype)
-    lifted, dout = (xp.astype(a, row_max.dtype, copy=False) for a in (x, dout))
-    rows = _Rows(lifted, _hidden(lifted, mask, xp=xp), axis, row_max, row_sum, dtype, xp)
-    return rows, xp.expand_dims(dout, axis=axis) if reduced else dout
-
-
-def _hidden(x: Array, mask: Array | None, *, xp: Namespace) -> Array | None:
-    """True where an element does not count, in x's shape; None where all do, which only the host can see."""
-    hidden = x == -_INF
-    if mask is not None:
-        hidden = hidden | ~mask
-    return None if xp is np and not hidden.any() else hidden
-
-
-def row_max(x: Array, axis: int, *, xp: Namespace) -> Array:
-    """The largest element along an axis that is kept; -inf for an empty row, where ``xp.max`` raises."""
-    if x.shape[axis] == 0:
-        shape = list(x.shape)
-        shape[axis] = 1
-        return xp.full(tuple(shape), -_INF, dtype=x.dtype, device=array_device(x))
-    return xp.max(x, axis=axis, keepdims=True)
-
-
-def shift(row_max: Array, *, xp: Namespace) -> Array:
-    """What is subtracted from a row before exp: its largest element, or 0 if that is -inf (-inf - -inf would be NaN)."""
-    return xp.where(row_max == -_INF, 0.0, row_max)
-
-
-def _reciprocal(row_sum: Array, *, xp: Namespace) -> Array:
-    """1 / row_sum; 0 for a row where nothing counts."""
-    return xp.where(row_sum == 0, 0.0, 1 / row_sum)
