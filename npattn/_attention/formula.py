@@ -199,7 +199,7 @@ def dscores(ops: Ops, dcapped: Array, slope: Array | None) -> Array:
 
 def backward_tile(ops: Ops, q: Array, k: Array, v: Array, rows: Rows, terms: Terms, kept: Array | None = None) -> TileGrads:
     """One tile's share of dq / scale, dk, dv, and its dbiased; ``kept`` are the numerators, if forward kept them."""
-    p, slope = (kept, None) if kept is not None else _numerators_again(ops, q, k, rows, terms)
+    p, slope = _numerators_again(ops, q, k, rows, terms) if kept is None else (kept, _slope_again(ops, q, k, terms))
     # out = dropped v
     dropped = p if terms.factors is None else ops.multiply(p, terms.factors, "dropped")
     dv = ops.matmul(ops.transpose(dropped), rows.dout, "dv")
@@ -219,6 +219,11 @@ def _numerators_again(ops: Ops, q: Array, k: Array, rows: Rows, terms: Terms) ->
         slope = cap_slope(ops, x, terms.softcap)
     x = x if terms.bias is None else ops.add(x, terms.bias)
     return ops.hide(numerators(ops, x, rows.shift), terms.hidden, 0.0), slope
+
+
+def _slope_again(ops: Ops, q: Array, k: Array, terms: Terms) -> Array | None:
+    """The slope of the cap, where the numerators are kept."""
+    return None if terms.softcap is None else cap_slope(ops, capped(ops, scores(ops, q, k), terms.softcap), terms.softcap)
 
 
 # Merging results -------------------------------------------------------------------------------------------------------------

@@ -225,7 +225,7 @@ class _BackwardUnit:
     def dq(self) -> Array:
         """Once every tile is through."""
         if self.total is None:
-            return self.xp.zeros((1, 1), dtype=self.problem.compute, device=self.problem.device)
+            return self.xp.zeros_like(self.q)
         return self.total if self.seen is True else self.xp.where(self.seen, self.total, 0.0)
 
     def dsinks(self) -> Array:

@@ -103,7 +103,8 @@ class _PieceSums:
     def add(self, copy: int, index: tuple[slice, ...], share: Array) -> None:
         if share.shape != self.shape:
             for axis, (part, length) in enumerate(zip(index, self.shape, strict=True)):
-                share = self._widen(share, axis, part.start, length - part.stop)
+                start, stop, _ = part.indices(length)
+                share = self._widen(share, axis, start, length - stop)
         self.total = share if self.total is None else self.total + share
 
     def _widen(self, share: Array, axis: int, before: int, after: int) -> Array:
