@@ -124,7 +124,8 @@ class _Call:
                 return
             self.active += 1
         try:
-            self.take_jobs()
+            with one_blas_thread():
+                self.take_jobs()
         except Cancelled:
             pass
         except BaseException as error:
@@ -202,38 +203,58 @@ def _never() -> None:
     """The check of a serial run: there is nobody else to wait for."""
 
 
+Found: TypeAlias = list[tuple[Any, int]]  # BLAS libraries, and the thread counts that they go back to
+
+
 class _BlasGuard:
-    """BLAS on one thread while anybody is inside, as it was found once the last one has left."""
+    """BLAS on one thread while anybody is inside, as it was found once the last one has left.
+
+    Most BLAS have one setting for the process, some (MKL, OpenBLAS on OpenMP) one for each calling thread: every thread that
+    works comes in for itself.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.inside = 0
-        self.controllers: list[Any] | None = None
-        self.found: list[int] = []
+        self.shared: list[Any] | None = None
+        self.own: list[Any] = []
+        self.found: Found = []
 
-    def enter(self) -> None:
+    def enter(self) -> Found:
         with self.lock:
+            if self.shared is None:
+                from threadpoolctl import ThreadpoolController
+
+                found = ThreadpoolController().select(user_api="blas").lib_controllers
+                self.own = [c for c in found if c.internal_api == "mkl" or getattr(c, "threading_layer", "") == "openmp"]
+                self.shared = [c for c in found if c not in self.own]
             if self.inside == 0:
-                if self.controllers is None:
-                    from threadpoolctl import ThreadpoolController
-
-                    self.controllers = list(ThreadpoolController().select(user_api="blas").lib_controllers)
-                self.found = [c.num_threads for c in self.controllers]
-                for controller, count in zip(self.controllers, self.found, strict=True):
-                    if count != 1:
-                        controller.set_num_threads(1)
+                self.found = _limit(self.shared)
             self.inside += 1
+        return _limit(self.own)
 
-    def leave(self) -> None:
+    def leave(self, found: Found) -> None:
+        _restore(found)
         with self.lock:
             self.inside -= 1
             if self.inside == 0:
-                self.restore()
+                _restore(self.found)
 
-    def restore(self) -> None:
-        for controller, count in zip(self.controllers or [], self.found, strict=False):
-            if count != 1:
-                controller.set_num_threads(count)
+
+def _limit(controllers: list[Any]) -> Found:
+    """One thread each; and what that changes."""
+    found = [(c, count) for c in controllers if (count := c.num_threads) != 1]
+    _restore([(c, 1) for c, _ in found])
+    return found
+
+
+def _restore(found: Found) -> None:
+    for controller, count in found:
+        # threadpoolctl 3.8 listens to the first thread that sets OpenBLAS, until it gives that up; here the last to leave sets it
+        give_up = getattr(controller, "clear_controlling_thread", lambda **_: None)
+        give_up(force=True)
+        controller.set_num_threads(count)
+        give_up(force=True)
 
 
 _blas = _BlasGuard()
@@ -242,11 +263,12 @@ _blas = _BlasGuard()
 @contextlib.contextmanager
 def one_blas_thread() -> Iterator[None]:
     """Hold BLAS to one thread; calls may overlap in any order."""
-    _blas.enter()
+    guard = _blas  # a child process has another
+    found = guard.enter()
     try:
         yield
     finally:
-        _blas.leave()
+        guard.leave(found)
 
 
 def _after_fork() -> None:
@@ -254,7 +276,7 @@ def _after_fork() -> None:
     global _pool, _blas
     _pool = _Pool()
     if _blas.inside:
-        _blas.restore()
+        _restore(_blas.found)
     _blas = _BlasGuard()
 
 
