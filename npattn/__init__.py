@@ -10,14 +10,8 @@ from npattn._attention.attention import (
     attention_forward,
 )
 from npattn._attention.biases import LazyBias, alibi_bias, relative_bias
-from npattn._attention.masks import (
-    Mask,
-    causal_mask,
-    causal_mask_end,
-    length_mask,
-    segment_mask,
-    window_mask,
-)
+from npattn._attention.mask_kinds import causal_mask, causal_mask_end, length_mask, segment_mask, window_mask
+from npattn._attention.masks import Mask
 from npattn._attention.merge import (
     MergeAttentionGrads,
     MergeAttentionSaved,

@@ -25,7 +25,5 @@ def unbroadcast(x: Array, shape: Sequence[int], *, xp: Namespace) -> Array:
     if x.shape == tuple(shape):
         return x
     extra = x.ndim - len(shape)
-    summed = tuple(range(extra)) + tuple(
-        axis for axis, n in enumerate(shape, start=extra) if n == 1 and x.shape[axis] != 1
-    )
+    summed = tuple(range(extra)) + tuple(axis for axis, n in enumerate(shape, start=extra) if n == 1 and x.shape[axis] != 1)
     return xp.reshape(xp.sum(x, axis=summed, dtype=x.dtype) if summed else x, tuple(shape))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from npattn._attention.biases import LazyBias
 from npattn._attention.masks import Mask
 from npattn._attention.passes import Forward, Kept, backward, forward
 from npattn._attention.problem import Problem, check_cotangent, make_problem
-from npattn._attention.tiling import Sizes, choose_sizes
+from npattn._attention.tiling import ONE_TILE, Sizes, choose_sizes
 from npattn.layers.dropout import Dropout
 
 
@@ -25,7 +25,8 @@ class Tiling(NamedTuple):
     kept: Kept | None
 
     def __repr__(self) -> str:
-        return f"Tiling({self.sizes.rows} rows, {self.sizes.keys} keys{', weights kept' if self.kept else ''})"
+        size = "one tile" if self.sizes is ONE_TILE else f"{self.sizes.rows} rows, {self.sizes.keys} keys"
+        return f"Tiling({size}{', weights kept' if self.kept else ''})"
 
 
 class AttentionSaved(NamedTuple):
@@ -87,6 +88,18 @@ def attention(
     sinks: Array | None = None,
     dropout: Dropout | None = None,
 ) -> Array:
+    """Scaled dot-product attention, ``softmax(scale·q kᵀ) v``; see `attention_forward` for everything.
+
+    See Also
+    --------
+    attention_forward, attention_backward
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> attention(np.array([[2.0]]), np.array([[2.0], [1.0]]), np.array([[10.0], [4.0]])).round(2)
+    array([[9.28]])
+    """
     problem = make_problem("attention", q, k, v, mask, bias, scale, softcap, sinks, dropout)
     done = forward(problem, choose_sizes(problem), keep=False)
     return _own(problem, problem.result(done.out), shared=False)
@@ -105,6 +118,71 @@ def attention_forward(
     sinks: Array | None = None,
     dropout: Dropout | None = None,
 ) -> tuple[Array, AttentionSaved]:
+    """``out = dropout(softmax(softcap(scale·q kᵀ) + bias, where mask)) v``, and what backward needs.
+
+    Parameters
+    ----------
+    q : float array (..., H, T, D)
+        Queries. From rank 3 on, axis -3 is the head axis; (T, D) has none.
+    k : float array (..., K, S, D)
+        Keys. K divides H; query head h reads key/value head ``h // (H / K)``. Leading axes broadcast.
+    v : float array (..., K, S, E)
+        Values.
+    mask : Mask or bool array, optional
+        True where a query may attend to a key; broadcasts, right-aligned, to (..., H, T, S). See `causal_mask`, `window_mask`,
+        `length_mask`, `segment_mask`; they combine with ``& | ~``.
+    bias : float array or LazyBias, optional
+        Added to the scores; broadcasts to (..., H, T, S). -inf hides a pair. `alibi_bias` and `relative_bias` are never
+        written out.
+    scale : float, optional
+        1/√D by default.
+    softcap : float, optional
+        Bounds the scores: ``softcap·tanh(scores / softcap)``, before bias and mask.
+    sinks : float array (H,), optional
+        One logit a head that joins the denominator and has no value.
+    dropout : Dropout, optional
+        Which weights are dropped: ``Dropout(rate, seed)``, replayed in backward.
+
+    Returns
+    -------
+    out : array (..., H, T, E)
+        In the dtype of the inputs; shares memory with nothing. 0 where a query sees no key.
+    saved : AttentionSaved
+        For `attention_backward` and `attention_steps`. ``saved.lse`` (..., H, T) is the log-sum-exp of every row, -inf where
+        a query sees neither key nor sink; in float32 for float16 and bfloat16.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit or a number is out of range.
+    TypeError
+        If dtypes, libraries or devices differ, or the mask is not boolean.
+
+    Notes
+    -----
+    ``saved`` borrows the inputs: write to none of them before backward has run. It holds out, row_max and row_sum besides,
+    T·(E + 2) numbers a head; memory beyond that does not grow with T·S. float16 and bfloat16 are computed in float32.
+    Derivation: docs/derivation.md; the rules for masks, dead rows, windows and NaN: docs/conventions.md.
+
+    References
+    ----------
+    Vaswani et al.: Attention Is All You Need (2017), equation 1 (their n is T = S, d_k is D, d_v is E). Dao et al.:
+    FlashAttention (2022), for the tiles. Gemma 2 (2024), for the softcap. Xiao et al.: Efficient Streaming Language Models
+    with Attention Sinks (2023).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from npattn import causal_mask
+    >>> q = k = v = np.eye(2)
+    >>> out, saved = attention_forward(q, k, v, mask=causal_mask())
+    >>> out.round(2)
+    array([[1.  , 0.  ],
+           [0.33, 0.67]])
+    >>> attention_backward(np.array([[0.0, 0.0], [1.0, 2.0]]), saved).dv.round(2)
+    array([[0.33, 0.66],
+           [0.67, 1.34]])
+    """
     problem = make_problem("attention", q, k, v, mask, bias, scale, softcap, sinks, dropout)
     sizes = choose_sizes(problem)
     done = forward(problem, sizes, keep=sizes.keep > 0)
@@ -115,6 +193,39 @@ def attention_forward(
 
 
 def attention_backward(dout: Array, saved: AttentionSaved, /, *, dlse: Array | None = None) -> AttentionGrads:
+    """The vector-Jacobian product of `attention_forward`, derived by hand.
+
+    Parameters
+    ----------
+    dout : float array (..., H, T, E)
+        The cotangent of out, in its dtype.
+    saved : AttentionSaved
+        From `attention_forward`.
+    dlse : float array (..., H, T), optional
+        The cotangent of ``saved.lse``, in its dtype.
+
+    Returns
+    -------
+    AttentionGrads
+        ``dq``, ``dk``, ``dv``, ``dbias`` and ``dsinks``, each in the shape and dtype of its input, ``None`` for an input that
+        was not given; ``dbias`` of a lazy bias is the gradient of its parameters. Read them by name. 0 for pairs that are
+        hidden.
+
+    Raises
+    ------
+    ValueError
+        If a cotangent has not the shape of its result.
+    TypeError
+        If dtypes, libraries or devices differ.
+
+    Notes
+    -----
+    The weights are made again, tile by tile. Derivation: docs/derivation.md.
+
+    References
+    ----------
+    Dao et al.: FlashAttention (2022), appendix B.
+    """
     problem, sizes, kept = saved.tiling
     check_cotangent(problem, "dout", dout, problem.v.shape[-1])
     if dlse is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from npattn._arrays.namespace import Array, Namespace, array_device
+from npattn._arrays.namespace import Array, Namespace
 from npattn._attention.ops import Hidden, Ops
 
 

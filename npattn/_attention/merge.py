@@ -85,7 +85,10 @@ def merge_attention_forward(parts: Sequence[Pair], /) -> tuple[Pair, MergeAttent
         whole = lifted[0]
         for part in lifted[1:]:
             whole = formula.merge(whole, part, xp)
-        out, lse = formula.normalised(whole, xp, every_row_sees=False), formula.log_sum_exp(whole.row_max, whole.row_sum, xp)[..., 0]
+        out, lse = (
+            formula.normalised(whole, xp, every_row_sees=False),
+            formula.log_sum_exp(whole.row_max, whole.row_sum, xp)[..., 0],
+        )
     saved = MergeAttentionSaved(pairs, out, lse)
     return (xp.astype(out, pairs[0][0].dtype), xp.asarray(lse, copy=True)), saved
 

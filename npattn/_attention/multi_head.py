@@ -218,9 +218,7 @@ def multi_head_attention(
     dropout: Dropout | None = None,
 ) -> Array:
     """Multi-head attention of ``x_q`` over ``x_kv``; see `multi_head_attention_forward`."""
-    return multi_head_attention_forward(
-        params, x_q, x_kv, mask=mask, bias=bias, scale=scale, softcap=softcap, dropout=dropout
-    )[0]
+    return multi_head_attention_forward(params, x_q, x_kv, mask=mask, bias=bias, scale=scale, softcap=softcap, dropout=dropout)[0]
 
 
 def multi_head_attention_forward(

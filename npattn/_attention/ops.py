@@ -221,4 +221,6 @@ def _suits_blas(x: Array) -> bool:
     """Whether matrix products take ``x`` as it lies in memory: rows of neighbours that do not overlap, aligned."""
     item = x.dtype.itemsize
     row, element = x.strides[-2:]
-    return bool(element == item and row % item == 0 and row >= item * x.shape[-1] and (not isinstance(x, np.ndarray) or x.flags.aligned))
+    return bool(
+        element == item and row % item == 0 and row >= item * x.shape[-1] and (not isinstance(x, np.ndarray) or x.flags.aligned)
+    )

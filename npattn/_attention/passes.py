@@ -128,7 +128,7 @@ def sink_rows(problem: Problem, unit: Place) -> Array:
 
 def backward(problem: Problem, sizes: Sizes, done: Forward, dout: Array, dlse: Array | None) -> Backward:
     """Every unit's tiles again. dq is a unit's own; all else is summed in an order that shapes alone decide."""
-    options = problem.options
+    options, xp = problem.options, problem.xp
     if sizes is ONE_TILE and problem.keys and is_one_unit(problem) and options.bias is None and options.sinks is None:
         with np.errstate(all="ignore"):
             unit, ops = whole_unit(problem), make_ops(problem, sizes)
@@ -165,7 +165,8 @@ def backward(problem: Problem, sizes: Sizes, done: Forward, dout: Array, dlse: A
                             if is_wide(bias_shape):
                                 dbias.add(0, *share)
                             else:
-                                waiting[job].append((dbias, *share))
+                                # a share that nothing was summed in is still the tile's own memory
+                                waiting[job].append((dbias, share[0], xp.asarray(share[1], copy=True)))
                     dq.put(unit, rows.dq())
                     if dsinks is not None:
                         waiting[job].append((dsinks, (unit.heads, unit.group), rows.dsinks()))
@@ -187,9 +188,7 @@ def backward(problem: Problem, sizes: Sizes, done: Forward, dout: Array, dlse: A
 class _BackwardUnit:
     """A unit's rows on their way through its tiles."""
 
-    def __init__(
-        self, problem: Problem, unit: Place, ops: Ops, done: Forward, dout: Array, dlse: Array | None
-    ) -> None:
+    def __init__(self, problem: Problem, unit: Place, ops: Ops, done: Forward, dout: Array, dlse: Array | None) -> None:
         self.problem, self.unit, self.ops, self.xp = problem, unit, ops, problem.xp
         self.q = ops.load(unit_rows(problem, unit, problem.q), "q", scale=problem.options.scale)
         dout = ops.load(unit_rows(problem, unit, dout), "dout")

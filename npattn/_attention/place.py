@@ -6,7 +6,9 @@ A tile is a block of them: a slice of every axis. Its matrices are ``(..., K, GÂ
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from npattn._arrays.namespace import Array, Namespace
 
@@ -120,3 +122,20 @@ def both(left: list[Run], right: list[Run]) -> list[Run]:
 def inverse(runs: list[Run]) -> list[Run]:
     """Three-valued *not*."""
     return [Run(run.start, run.stop, ALL - run.state) for run in runs]
+
+
+def nested_runs(keys: slice, *, some: tuple[int, int], every: tuple[int, int]) -> list[Run]:
+    """Runs over ``keys`` for one interval that is visible to every query, inside one that is visible to some."""
+    if every[0] >= every[1]:
+        every = (some[0], some[0])
+    edges = [keys.start, *(min(max(edge, keys.start), keys.stop) for edge in (some[0], *every, some[1])), keys.stop]
+    edges = [max(edges[: n + 1]) for n in range(len(edges))]  # an empty interval may lie anywhere
+    return join([Run(a, b, s) for a, b, s in zip(edges, edges[1:], (NONE, MIXED, ALL, MIXED, NONE), strict=False)])
+
+
+def scan_runs(some: np.ndarray[Any, Any], every: np.ndarray[Any, Any], start: int, block: int = 32) -> list[Run]:
+    """Runs from two boolean vectors over the keys, as whole blocks: many short runs would cost more than they save."""
+    keys = len(some)
+    edges = np.arange(0, keys, block)
+    state = np.logical_or.reduceat(some, edges).astype(np.int8) + np.logical_and.reduceat(every, edges)
+    return join([Run(start + int(e), start + min(int(e) + block, keys), int(s)) for e, s in zip(edges, state, strict=True)])

@@ -150,7 +150,9 @@ def _aligned(x: Array, lead: int, xp: Namespace) -> Array:
 def _lead(op: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
     lead = broadcast_shapes(*(shape[:-3] for shape in shapes))
     if lead is None:
-        raise ValueError(f"{op}: the leading axes of q, k and v must broadcast, got shapes {', '.join(str(tuple(s)) for s in shapes)}")
+        raise ValueError(
+            f"{op}: the leading axes of q, k and v must broadcast, got shapes {', '.join(str(tuple(s)) for s in shapes)}"
+        )
     return lead
 
 

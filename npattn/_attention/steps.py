@@ -6,19 +6,19 @@ The same functions of formula.py make them, on the whole problem at once: memory
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from npattn._arrays.namespace import Array
 from npattn._attention import explain, formula
 from npattn._attention.attention import AttentionSaved, attention_backward, saved_rows
-from npattn._attention.formula import Rows
 from npattn._attention.ops import Fresh, Hidden
 from npattn._attention.place import Place
 from npattn._attention.problem import Problem
 from npattn._attention.stores import make_rows
 from npattn._attention.tiling import ONE_TILE, cut_units, dropout_factors, hidden_pairs, unit_bias, unit_keys, unit_rows
+
 
 class AttentionSteps(NamedTuple):
     """The forward intermediates of attention; each (..., H, T, S), out (..., H, T, E).

@@ -75,7 +75,9 @@ class _PieceRows:
         if not self.pieces:
             return xp.zeros(shape, dtype=self.problem.compute, device=self.problem.device)
         groups = sorted({group for group, _ in self.pieces})
-        strips = [[piece for (g, _), piece in sorted(self.pieces.items(), key=lambda item: item[0]) if g == group] for group in groups]
+        strips = [
+            [piece for (g, _), piece in sorted(self.pieces.items(), key=lambda item: item[0]) if g == group] for group in groups
+        ]
         return xp.reshape(_concat([_concat(strip, -2, xp) for strip in strips], -3, xp), shape)
 
 

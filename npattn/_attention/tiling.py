@@ -20,7 +20,7 @@ from npattn._arrays.namespace import Array, library_name
 from npattn._attention.biases import LazyBias
 from npattn._attention.formula import Terms
 from npattn._attention.ops import Fresh, FreshNumPy, Hidden, Ops, Scratch
-from npattn._attention.place import ALL, MIXED, NONE, Place, Run
+from npattn._attention.place import ALL, NONE, Place, Run
 from npattn._attention.problem import Problem
 
 SMALL_PRODUCT = 1 << 15  # multiplications of a matrix product that no BLAS gives to several threads
@@ -312,7 +312,5 @@ def dropout_factors(problem: Problem, place: Place) -> Array | None:
     for axis, part in enumerate(place.lead):
         leading = leading * lead[axis] + index(part, len(lead) - 1 - axis + 4)
     head = index(place.heads, 3) * group + index(place.group, 2)
-    factors = dropout.factors(
-        leading, head, index(place.queries, 1), index(place.keys, 0), xp=xp, dtype=problem.compute
-    )
+    factors = dropout.factors(leading, head, index(place.queries, 1), index(place.keys, 0), xp=xp, dtype=problem.compute)
     return place.fold_rows(factors, xp)
