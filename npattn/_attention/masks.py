@@ -205,8 +205,8 @@ class _ArrayMask(Mask):
         if not isinstance(self.array, np.ndarray):
             return [Run(place.keys.start, place.keys.stop, MIXED)]
         pairs = place.per_pair(self.array, np)
-        pairs = pairs.reshape(-1, pairs.shape[-1])
-        some, every = pairs.any(axis=0), pairs.all(axis=0)
+        above = tuple(range(pairs.ndim - 1))
+        some, every = pairs.any(axis=above), pairs.all(axis=above)
         if len(some) == 1:
             state = ALL if every[0] else MIXED if some[0] else NONE
             return [Run(place.keys.start, place.keys.stop, state)]
