@@ -6,9 +6,11 @@ The same trees that ``jax.tree_util`` understands, in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from npattn._arrays.namespace import dtype_name
+
+Class = TypeVar("Class", bound=type)
 
 
 def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
@@ -85,6 +87,12 @@ def tree_repr(tree: Any) -> str:
     """A NamedTuple's repr with names, shapes and dtypes instead of numbers."""
     inside = ", ".join(f"{name}={_leaf_repr(_child(tree, name))}" for name in _child_names(tree))
     return f"{type(tree).__name__}({inside})"
+
+
+def with_tree_repr(cls: Class) -> Class:
+    """Give a NamedTuple the repr of its shapes: a class decorator."""
+    cls.__repr__ = tree_repr  # type: ignore[assignment,method-assign]
+    return cls
 
 
 def _leaf_repr(value: Any) -> str:

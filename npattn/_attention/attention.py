@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from npattn._arrays.namespace import Array
-from npattn._arrays.trees import tree_repr
+from npattn._arrays.trees import with_tree_repr
 from npattn._attention import formula
 from npattn._attention.biases import LazyBias
 from npattn._attention.masks import Mask
@@ -29,6 +29,7 @@ class Tiling(NamedTuple):
         return f"Tiling({size}{', weights kept' if self.kept else ''})"
 
 
+@with_tree_repr
 class AttentionSaved(NamedTuple):
     """What `attention_backward` needs: the inputs, borrowed, and three results of forward, unrounded.
 
@@ -49,8 +50,6 @@ class AttentionSaved(NamedTuple):
     row_sum: Array
     tiling: Tiling
 
-    __repr__ = tree_repr
-
     @property
     def problem(self) -> Problem:
         """The inputs, checked and grouped."""
@@ -63,6 +62,7 @@ class AttentionSaved(NamedTuple):
             return formula.log_sum_exp(self.row_max, self.row_sum, self.problem.xp)
 
 
+@with_tree_repr
 class AttentionGrads(NamedTuple):
     """Gradients of `attention`, each in the shape and dtype of its input; ``None`` for an input that was not given."""
 
@@ -71,8 +71,6 @@ class AttentionGrads(NamedTuple):
     dv: Array
     dbias: Array | None
     dsinks: Array | None
-
-    __repr__ = tree_repr
 
 
 def attention(

@@ -79,7 +79,8 @@ class _Alibi(LazyBias):
     name = "alibi_bias"
 
     def host_basis(self, distances: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return -np.abs(distances)[:, None].astype(np.float64)
+        basis: np.ndarray[Any, Any] = -np.abs(distances)[:, None].astype(np.float64)
+        return basis
 
 
 class _Relative(LazyBias):
@@ -95,7 +96,9 @@ class _Relative(LazyBias):
         return xp.take(columns, asarray(self._buckets(distances), xp=xp, device=array_device(columns)), axis=0)
 
     def host_basis(self, distances: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return np.equal(self._buckets(distances)[:, None], np.arange(self.parameters.shape[0])).astype(np.float64)
+        one_hot = self._buckets(distances)[:, None] == np.arange(self.parameters.shape[0])
+        basis: np.ndarray[Any, Any] = one_hot.astype(np.float64)
+        return basis
 
     def _buckets(self, distances: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return relative_buckets(
@@ -196,7 +199,8 @@ def relative_buckets(
     exact = count // 2
     growth = np.log(np.maximum(far, exact) / exact) / math.log(max_distance / exact)
     logarithmic = np.minimum(exact + (growth * (count - exact)).astype(distances.dtype), count - 1)
-    return first + np.where(far < exact, far, logarithmic)
+    buckets: np.ndarray[Any, Any] = first + np.where(far < exact, far, logarithmic)
+    return buckets
 
 
 def _slide(strip: Array, queries: int, keys: int, xp: Namespace) -> Array:

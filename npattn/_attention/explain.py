@@ -41,8 +41,7 @@ def table(steps: Any) -> str:
         rows, columns = array.shape[-2:]
         if rows <= 6 and columns <= 8 and math.prod(array.shape[:-2]) == 1:
             matrix = array[(0,) * (array.ndim - 2)]
-            for i in range(rows):
-                lines.append(f"{'':<10}" + "".join(f"{float(matrix[i, j]):>10.4g}" for j in range(columns)))
+            lines += [f"{'':<10}" + "".join(f"{float(matrix[i, j]):>10.4g}" for j in range(columns)) for i in range(rows)]
     return "\n".join(lines)
 
 
@@ -124,7 +123,7 @@ class _Cell:
         lead, head = (self.at[:-1], self.at[-1]) if problem.has_heads else (self.at, 0)
         kv_head, group = divmod(head, problem.group)
         one = [slice(n, n + 1) for n in (*lead, kv_head, group, self.i, self.j)]
-        place = Place(tuple(one[:-4]), *one[-4:], whole=problem.whole)
+        place = Place(tuple(one[:-4]), one[-4], one[-3], one[-2], one[-1], problem.whole)
         return float(problem.xp.reshape(make(problem, place), (-1,))[0])
 
     def _row(self, name: str) -> float:

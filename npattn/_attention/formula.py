@@ -2,8 +2,8 @@
 
 A tile is some rows (queries, of all heads of a group) against some keys. Its matrices are (..., rows, keys); q and dout are
 (..., rows, D) and (..., rows, E), k and v (..., keys, D) and (..., keys, E), what belongs to a row (..., rows, 1). q arrives
-scaled. Forward leaves, of every row, the largest biased score and the sum of the numerators exp(biased - row_max); backward makes the
-numerators again from them. Derivation: docs/derivation.md.
+scaled. Forward leaves, of every row, the largest biased score and the sum of the numerators exp(biased - row_max); backward
+makes the numerators again from them. Derivation: docs/derivation.md.
 """
 
 from __future__ import annotations

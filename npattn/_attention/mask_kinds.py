@@ -257,8 +257,9 @@ class _Segments(Mask):
             return [Run(place.keys.start, place.keys.stop, MIXED)]
         first, last = int(queries.min()), int(queries.max())
         inside = (keys >= first) & (keys <= last)  # ids between are taken for possible: a wider answer is still right
-        some = inside.any(axis=tuple(range(keys.ndim - 1)))
-        every = (keys == first).all(axis=tuple(range(keys.ndim - 1))) & (first == last)
+        batch = tuple(range(keys.ndim - 1))
+        some = np.logical_or.reduce(inside, axis=batch)
+        every = np.logical_and.reduce(keys == first, axis=batch) & (first == last)
         return scan_runs(some, every, place.keys.start)
 
     def visible(self, place: Place, xp: Namespace, device: Any) -> Array:
@@ -324,9 +325,10 @@ def _device_arrays(*values: Array | None) -> Iterator[Array]:
 
 
 def _outer(*values: Array | None) -> tuple[int, ...]:
-    shape = broadcast_shapes(*(v.shape for v in values if v is not None))
+    shapes = [tuple(v.shape) for v in values if v is not None]
+    shape = broadcast_shapes(*shapes)
     if shape is None:
-        raise ValueError(f"mask: key_lengths and query_lengths of shapes {[tuple(v.shape) for v in values]} do not broadcast")
+        raise ValueError(f"mask: key_lengths and query_lengths of shapes {shapes} do not broadcast")
     return (*shape, 1) if shape else ()
 
 

@@ -1,7 +1,8 @@
 """Who may look at whom: lazy masks that compose with ``&``, ``|`` and ``~``. True means *may attend*, everywhere.
 
-The kinds of masks are in ``mask_kinds.py``; this is what they have in common and how they combine. A mask knows no sizes until it is used. It answers two questions about a tile: ``runs``, which of its keys are visible to all,
-some or none of its queries, from host data alone; and ``visible``, the pairs themselves, asked only where the answer is mixed.
+This is what masks have in common and how they combine; their kinds are in ``mask_kinds.py``. A mask knows no sizes until it is
+used. It answers two questions about a tile: ``runs``, which of its keys are visible to all, some or none of its queries, from
+host data alone; and ``visible``, the pairs themselves, asked only where the answer is mixed.
 """
 
 from __future__ import annotations

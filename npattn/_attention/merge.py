@@ -9,13 +9,14 @@ import numpy as np
 
 from npattn._arrays.checks import shape_error
 from npattn._arrays.namespace import Array, Namespace, array_namespace, compute_dtype, dtype_name, float_dtype
-from npattn._arrays.trees import tree_repr
+from npattn._arrays.trees import with_tree_repr
 from npattn._attention import formula
 from npattn._attention.formula import Part
 
 Pair = tuple[Array, Array]  # out (..., T, E) and lse (..., T)
 
 
+@with_tree_repr
 class MergeAttentionSaved(NamedTuple):
     """What `merge_attention_backward` needs: the parts, borrowed, and their merged pair, unrounded."""
 
@@ -23,15 +24,12 @@ class MergeAttentionSaved(NamedTuple):
     out: Array
     lse: Array
 
-    __repr__ = tree_repr
 
-
+@with_tree_repr
 class MergeAttentionGrads(NamedTuple):
     """Gradients of `merge_attention`: a pair (dout, dlse) for every part."""
 
     dparts: tuple[Pair, ...]
-
-    __repr__ = tree_repr
 
 
 def merge_attention(parts: Sequence[Pair], /) -> Pair:

@@ -12,7 +12,7 @@ import numpy as np
 
 from npattn._arrays.checks import host_int
 from npattn._arrays.namespace import Array, Namespace, asarray
-from npattn._arrays.trees import tree_repr
+from npattn._arrays.trees import with_tree_repr
 from npattn._attention.attention import AttentionSaved, attention_backward, attention_forward
 from npattn._attention.biases import LazyBias
 from npattn._attention.masks import Mask
@@ -27,6 +27,7 @@ from npattn.layers.heads import (
 )
 
 
+@with_tree_repr
 class MultiHeadParams(NamedTuple):
     """The parameters of `multi_head_attention`, and the type of their gradients.
 
@@ -42,8 +43,6 @@ class MultiHeadParams(NamedTuple):
     b_v: Array | None = None  # (K, E)
     b_o: Array | None = None  # (C,)
     sinks: Array | None = None  # (H,)
-
-    __repr__ = tree_repr
 
     @classmethod
     def init(
@@ -171,8 +170,8 @@ class MultiHeadParams(NamedTuple):
         """
         head_size = _head_size("MultiHeadParams.identity", width, heads)
         eye = asarray(np.eye(width), xp=xp, device=device, dtype=xp.zeros(1).dtype if dtype is None else dtype)
-        into = [xp.asarray(xp.reshape(eye, (width, heads, head_size)), copy=True) for _ in range(3)]
-        return cls(*into, xp.reshape(eye, (heads, head_size, width)))
+        w_q, w_k, w_v = (xp.asarray(xp.reshape(eye, (width, heads, head_size)), copy=True) for _ in range(3))
+        return cls(w_q, w_k, w_v, xp.reshape(eye, (heads, head_size, width)))
 
 
 def _head_size(op: str, width: int, heads: int) -> int:
@@ -181,6 +180,7 @@ def _head_size(op: str, width: int, heads: int) -> int:
     return width // heads
 
 
+@with_tree_repr
 class MultiHeadAttentionSaved(NamedTuple):
     """What `multi_head_attention_backward` needs: the parameters, borrowed, and what its parts saved."""
 
@@ -191,9 +191,8 @@ class MultiHeadAttentionSaved(NamedTuple):
     attention: AttentionSaved
     out: MergeHeadsSaved
 
-    __repr__ = tree_repr
 
-
+@with_tree_repr
 class MultiHeadAttentionGrads(NamedTuple):
     """Gradients of `multi_head_attention`. For self-attention the gradient of x is ``dx_q + dx_kv``."""
 
@@ -201,8 +200,6 @@ class MultiHeadAttentionGrads(NamedTuple):
     dx_q: Array
     dx_kv: Array
     dbias: Array | None
-
-    __repr__ = tree_repr
 
 
 def multi_head_attention(

@@ -1,9 +1,9 @@
 """The operations that the formula is written in, in two kinds.
 
-``Fresh`` returns new arrays and works with any library, inside ``jax.jit`` and under PyTorch's autograd. ``Scratch`` may overwrite
-its first argument and writes into buffers of its own, which it uses again for the next tile; it is for NumPy and CuPy, whose
-functions take ``out=``. The text of the formula is the same for both; what it calls a value it must not use again once it
-has handed it to an operation as the first argument, unless it gave the result a name.
+``Fresh`` returns new arrays and works with any library, inside ``jax.jit`` and under PyTorch's autograd. ``Scratch`` may
+overwrite its first argument and writes into buffers of its own, which it uses again for the next tile; it is for NumPy and
+CuPy, whose functions take ``out=``. The text of the formula is the same for both: it must not use a value again that it has
+handed to an operation as the first argument, unless it gave the result a name.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def forward(problem: Problem, sizes: Sizes, *, keep: bool) -> Forward:
     if sizes is ONE_TILE and is_one_unit(problem):
         with np.errstate(all="ignore"):
             part, of_unit = _forward_unit(problem, sizes, whole_unit(problem), make_ops(problem, sizes), _nothing, keep=keep)
-        return Forward(*[_whole_rows(problem, x) for x in part], (of_unit,) if keep else None)
+        out, row_max, row_sum = [_whole_rows(problem, x) for x in part]
+        return Forward(out, row_max, row_sum, (of_unit,) if keep else None)
     units = [unit for block in cut_units(problem, sizes) for unit in block]
     stores = [make_rows(problem, n, plain=sizes.plain) for n in (problem.v.shape[-1], 1, 1)]
     kept: list[Any] = [()] * len(units)

@@ -37,7 +37,8 @@ class Place(NamedTuple):
     @property
     def rows(self) -> int:
         """The length of the tile's folded row axis, G·T."""
-        return (self.group.stop - self.group.start) * (self.queries.stop - self.queries.start)
+        rows: int = (self.group.stop - self.group.start) * (self.queries.stop - self.queries.start)
+        return rows
 
     def query_positions(self, xp: Namespace, device: object, dtype: object) -> Array:
         """``i`` of every row of a single head, as a column (T, 1)."""

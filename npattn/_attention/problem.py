@@ -100,25 +100,9 @@ def make_problem(
     lead = tuple(q_shape[:-3])
     if not k_shape[:-3] == v_shape[:-3] == lead:
         lead = _lead(op, q_shape, k_shape, v_shape)
+        if lead != _lead(op, q_shape, k_shape):  # the scores have all leading axes: what joins them later may be as large as v
+            q = xp.broadcast_to(_aligned(q, len(lead), xp), (*lead, heads, queries, head_size))
     group = heads // kv_heads if kv_heads else 1
-
-    if scale is None:
-        scale = 1 / math.sqrt(head_size) if head_size else 1.0
-    else:
-        scale = host_float(op, "scale", scale)
-    if softcap is not None:
-        softcap = host_float(op, "softcap", softcap, positive=True)
-    if mask is not None:
-        mask.check(op, lead, heads, queries, keys)
-    if lazy:
-        bias.check(op, heads)
-    elif bias is not None:
-        check_broadcasts(op, "bias", bias.shape, (*lead, heads, queries, keys), "(..., H, T, S)")
-    if sinks is not None and tuple(sinks.shape) != (heads,):
-        shape_error(op, "sinks", f"(H,) with H = {heads}", sinks.shape)
-    if dropout is not None:
-        dropout = Dropout.checked(dropout, op)
-        dropout = dropout if dropout.rate else None
 
     return Problem(
         op,
@@ -136,9 +120,33 @@ def make_problem(
         _aligned(q, len(lead), xp),
         _aligned(k, len(lead), xp),
         _aligned(v, len(lead), xp),
-        Options(mask, bias, scale, softcap, sinks, dropout),
+        _options(op, mask, bias, scale, softcap, sinks, dropout, (*lead, heads, queries, keys), head_size),
         mask is None and bias is None and keys > 0,
     )
+
+
+def _options(
+    op: str, mask: Any, bias: Any, scale: Any, softcap: Any, sinks: Any, dropout: Any, pairs: tuple[int, ...], head_size: int
+) -> Options:
+    """Check the options of a problem with ``pairs`` = (..., H, T, S)."""
+    if scale is None:
+        scale = 1 / math.sqrt(head_size) if head_size else 1.0
+    else:
+        scale = host_float(op, "scale", scale)
+    if softcap is not None:
+        softcap = host_float(op, "softcap", softcap, positive=True)
+    if mask is not None:
+        mask.check(op, pairs[:-3], *pairs[-3:])
+    if isinstance(bias, LazyBias):
+        bias.check(op, pairs[-3])
+    elif bias is not None:
+        check_broadcasts(op, "bias", bias.shape, pairs, "(..., H, T, S)")
+    if sinks is not None and tuple(sinks.shape) != pairs[-3:-2]:
+        shape_error(op, "sinks", f"(H,) with H = {pairs[-3]}", sinks.shape)
+    if dropout is not None:
+        dropout = Dropout.checked(dropout, op)
+        dropout = dropout if dropout.rate else None
+    return Options(mask, bias, scale, softcap, sinks, dropout)
 
 
 def _aligned(x: Array, lead: int, xp: Namespace) -> Array:

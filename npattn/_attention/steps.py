@@ -156,9 +156,8 @@ def attention_steps(saved: AttentionSaved, /) -> AttentionSteps:
         return whole.scores, whole.capped, whole.hidden_scores(), p, dropped
 
     problem = saved.problem
-    results = _collect(saved, problem, unit_steps, 5)
-    copy = problem.xp.asarray(saved.out, copy=True)
-    return AttentionSteps(*results, copy, saved)
+    scores, capped, biased, weights, dropped = _collect(saved, problem, unit_steps, 5)
+    return AttentionSteps(scores, capped, biased, weights, dropped, problem.xp.asarray(saved.out, copy=True), saved)
 
 
 def attention_steps_backward(dout: Array, saved: AttentionSaved, /, *, dlse: Array | None = None) -> AttentionStepsBackward:

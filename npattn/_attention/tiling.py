@@ -302,7 +302,7 @@ def dropout_factors(problem: Problem, place: Place) -> Array | None:
     dropout, xp = problem.options.dropout, problem.xp
     if dropout is None:
         return None
-    *lead, kv_heads, group, _, _ = problem.whole
+    *lead, _, group, _, _ = problem.whole
 
     def index(part: slice, trailing: int) -> Array:
         numbers = xp.arange(part.start, part.stop, dtype=xp.int32, device=problem.device)
