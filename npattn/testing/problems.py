@@ -1,0 +1,445 @@
+"""A whole attention problem as one value: inputs, options and cotangents, with a repr that is the code which rebuilds it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn._attention.biases import LazyBias, alibi_bias, relative_bias
+from npattn._attention.mask_kinds import length_mask, segment_mask
+from npattn._attention.masks import Mask, as_mask
+from npattn.layers.dropout import Dropout
+from npattn.testing.dense import ArrayMask, Band, Both, Either, Inverse, Lengths, Segments, dense_bias, dense_mask
+from npattn.testing.libraries import Library, asarray
+
+FloatArray = np.ndarray[Any, Any]
+
+LAYOUTS = (
+    "contiguous", "read-only", "fortran", "strided", "reversed", "transposed", "broadcast", "overlapping", "unaligned", "big-endian"
+)  # fmt: skip
+EXTREMES = ("large scores", "far keys", "far bias", "huge values", "tiny values", "tiny keys")
+
+
+class Alibi(NamedTuple):
+    """Stands for an ``alibi_bias`` with random slopes."""
+
+    heads: int
+    offset: int = 0
+
+
+class Relative(NamedTuple):
+    """Stands for a ``relative_bias`` with a random table."""
+
+    buckets: int
+    heads: int
+    offset: int = 0
+    bidirectional: bool = True
+    max_distance: int = 16
+
+
+class Inputs(NamedTuple):
+    """What a call takes, in the arrays of some library."""
+
+    q: Any
+    k: Any
+    v: Any
+    options: dict[str, Any]
+    dout: Any
+    dlse: Any
+
+    def arrays(self) -> dict[str, Any]:
+        """Every float array by name; a lazy bias's parameters under ``bias``."""
+        bias, sinks = self.options.get("bias"), self.options.get("sinks")
+        named = {
+            "q": self.q,
+            "k": self.k,
+            "v": self.v,
+            "bias": bias.parameters if isinstance(bias, LazyBias) else bias,
+            "sinks": sinks,
+            "dout": self.dout,
+            "dlse": self.dlse,
+        }
+        return {name: array for name, array in named.items() if array is not None}
+
+
+class AttentionProblem(NamedTuple):
+    """Inputs, options and cotangents of one attention, in NumPy arrays; `attention_problem` makes one.
+
+    ``repr`` is code: evaluate it with npattn's and npattn.testing's names at hand to have the same arrays again.
+    """
+
+    q: FloatArray
+    k: FloatArray
+    v: FloatArray
+    dout: FloatArray
+    dlse: FloatArray | None = None
+    mask: Any = None
+    bias: Any = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: FloatArray | None = None
+    dropout: Dropout | None = None
+    seed: int = 0
+    code: str = ""
+
+    def __repr__(self) -> str:
+        return self.code or _literal(self)
+
+    def replace(self, **changes: Any) -> AttentionProblem:
+        """The same problem with other arrays or options."""
+        return self._replace(code="", **changes)
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """Random numbers that depend on the problem's seed and on what they are for."""
+        return np.random.default_rng([self.seed, *purpose.encode()])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the inputs, in native byte order."""
+        return self.q.dtype.newbyteorder("=")
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether some input has rank 3 or more."""
+        return max(self.q.ndim, self.k.ndim, self.v.ndim) > 2
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The leading axes, broadcast."""
+        return np.broadcast_shapes(*(x.shape[:-3] for x in (self.q, self.k, self.v)))
+
+    @property
+    def heads(self) -> int:
+        """H."""
+        return self.q.shape[-3] if self.q.ndim > 2 else 1
+
+    @property
+    def kv_heads(self) -> int:
+        """K."""
+        of_k, of_v = (x.shape[-3] if x.ndim > 2 else 1 for x in (self.k, self.v))
+        return of_k if of_v == 1 else of_v
+
+    @property
+    def pairs(self) -> tuple[int, ...]:
+        """(..., H, T, S)."""
+        return (*self.lead, self.heads, self.q.shape[-2], self.k.shape[-2])
+
+    def dense_mask(self) -> FloatArray | None:
+        """The mask by its definition, (..., H, T, S)."""
+        return dense_mask(self.mask, self.lead, *self.pairs[-3:])
+
+    def dense_bias(self) -> FloatArray | None:
+        """The bias, a lazy one by its definition, in float64, broadcasting to (..., H, T, S)."""
+        return dense_bias(self.bias, *self.pairs[-3:])
+
+    def visible(self) -> FloatArray:
+        """Which query sees which key by mask and bias, (..., H, T, S)."""
+        seen = np.ones(self.pairs, dtype=bool)
+        mask, bias = self.dense_mask(), self.dense_bias()
+        if mask is not None:
+            seen &= mask
+        return seen if bias is None else seen & (bias != -np.inf)
+
+    def factors(self) -> FloatArray | None:
+        """Dropout's factors, (..., H, T, S), in float64."""
+        if self.dropout is None:
+            return None
+        *lead, heads, queries, keys = self.pairs
+        index = np.indices((math.prod(lead), heads, queries, keys), dtype=np.int32)
+        return self.dropout.factors(*index, xp=np, dtype=np.float64).reshape(self.pairs)
+
+    def dense_options(self) -> dict[str, Any]:
+        """The options as `naive_forward` takes them."""
+        return {
+            "mask": self.dense_mask(),
+            "bias": self.dense_bias(),
+            "scale": self.scale,
+            "softcap": self.softcap,
+            "sinks": self.sinks,
+            "factors": self.factors(),
+        }
+
+    def options(self) -> dict[str, Any]:
+        """The options that are given, as ``npattn.attention`` takes them."""
+        named = {name: getattr(self, name) for name in ("mask", "bias", "scale", "softcap", "sinks", "dropout")}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def inputs(self, library: Library | None = None, dtype: str | None = None) -> Inputs:
+        """The problem in another library; as it lies in memory if neither library nor dtype is given."""
+        if library is None and dtype is None:
+            return Inputs(self.q, self.k, self.v, self.options(), self.dout, self.dlse)
+        library = library or Library("numpy", np)
+        name = dtype or self.dtype.name
+
+        def convert(x: FloatArray | None, to: str = name) -> Any:
+            return None if x is None else asarray(x, library, dtype=to)
+
+        options = self.options()
+        if "mask" in options:
+            options["mask"] = mask_in(self.mask, lambda x: asarray(x, library))
+        if "bias" in options:
+            options["bias"] = bias_with(self.bias, convert(self.bias.parameters if isinstance(self.bias, LazyBias) else self.bias))
+        if "sinks" in options:
+            options["sinks"] = convert(self.sinks)
+        lifted = "float32" if name in ("float16", "bfloat16") else name
+        return Inputs(*map(convert, (self.q, self.k, self.v)), options, convert(self.dout), convert(self.dlse, lifted))
+
+
+def bias_with(bias: Any, parameters: Any) -> Any:
+    """The same bias with other parameters (a dense one is its own parameters)."""
+    if not isinstance(bias, LazyBias):
+        return parameters
+    if bias.name == "alibi_bias":
+        return alibi_bias(parameters, offset=bias.offset)
+    return relative_bias(
+        parameters,
+        offset=bias.offset,
+        bidirectional=bias.bidirectional,  # type: ignore[attr-defined]
+        max_distance=bias.max_distance,  # type: ignore[attr-defined]
+    )
+
+
+def mask_in(mask: Any, convert: Callable[[Any], Any], *, host: bool = True) -> Any:
+    """The same mask with its boolean arrays converted, and its lengths, offsets and ids as well unless they stay on the host."""
+
+    def integers(x: Any) -> Any:
+        return x if x is None or host else convert(x)
+
+    match mask:
+        case Band(name=name, left=left, right=right, offset=offset):
+            return Band(name, left, right, integers(offset))
+        case Lengths(keys=keys, queries=queries):
+            return length_mask(integers(keys), integers(queries))
+        case Segments(queries=queries, keys=keys):
+            return segment_mask(integers(queries), integers(keys))
+        case Either(left=left, right=right):
+            return mask_in(left, convert, host=host) | mask_in(right, convert, host=host)
+        case Both(left=left, right=right):
+            return mask_in(left, convert, host=host) & mask_in(right, convert, host=host)
+        case Inverse(inner=inner):
+            return ~mask_in(inner, convert, host=host)
+        case ArrayMask(array=array):
+            return as_mask("mask", convert(array))
+    return convert(mask)
+
+
+def attention_problem(
+    q: Sequence[int],
+    k: Sequence[int],
+    v: Sequence[int],
+    *,
+    seed: int = 0,
+    dtype: str = "float64",
+    values: str = "normal",
+    mask: Any = None,
+    bias: Sequence[int] | Alibi | Relative | None = None,
+    hidden: float = 0.0,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: bool = False,
+    dropout: Dropout | None = None,
+    dlse: bool = False,
+    extreme: Sequence[str] = (),
+    layouts: Mapping[str, str] | None = None,
+) -> AttentionProblem:
+    """A problem of these shapes with random numbers from a seed.
+
+    Parameters
+    ----------
+    q, k, v : sequence of int
+        The shapes (..., H, T, D), (..., K, S, D), (..., K, S, E).
+    seed : int, optional
+        Every array has random numbers of its own from it, so that leaving an option out changes no other array.
+    dtype : str, optional
+        ``float64``, ``float32`` or ``float16``.
+    values : str, optional
+        ``normal``, or ``integers``: small whole numbers, with many ties.
+    mask : Mask or bool array, optional
+        As ``npattn.attention`` takes it.
+    bias : sequence of int, Alibi or Relative, optional
+        The shape of a dense bias, or a lazy one.
+    hidden : float, optional
+        The share of a dense bias that is -inf.
+    scale, softcap : float, optional
+        As ``npattn.attention`` takes them.
+    sinks : bool, optional
+        Whether there are sinks.
+    dropout : Dropout, optional
+        As ``npattn.attention`` takes it.
+    dlse : bool, optional
+        Whether the log-sum-exp has a cotangent.
+    extreme : sequence of str, optional
+        Names from ``EXTREMES``.
+    layouts : mapping of str to str, optional
+        How arrays lie in memory, by name (q, k, v, bias, sinks, dout, dlse): names from ``LAYOUTS``. ``broadcast`` and
+        ``overlapping`` repeat numbers, and so change the values.
+
+    Returns
+    -------
+    AttentionProblem
+
+    Examples
+    --------
+    >>> attention_problem((2, 3), (4, 3), (4, 5), softcap=2.0).dout.shape
+    (2, 5)
+    """
+    given = dict(locals())
+    layouts = layouts or {}
+
+    def draw(name: str, shape: Sequence[int], to: str = dtype) -> FloatArray:
+        rng = np.random.default_rng([seed, *name.encode()])
+        x = rng.integers(-2, 3, tuple(shape)) if values == "integers" else rng.standard_normal(tuple(shape))
+        x = _extreme(name, np.asarray(x, dtype=np.float64), extreme, np.finfo(to), rng)
+        if name == "bias" and hidden:
+            x = np.where(rng.random(x.shape) < hidden, -np.inf, x)
+        with np.errstate(all="ignore"):
+            return laid_out(x.astype(to), layouts.get(name, "read-only"))
+
+    q_array, k_array, v_array = draw("q", q), draw("k", k), draw("v", v)
+    made: Any = None
+    if isinstance(bias, Alibi):
+        made = alibi_bias(draw("bias", (bias.heads,)), offset=bias.offset)
+    elif isinstance(bias, Relative):
+        made = relative_bias(draw("bias", (bias.buckets, bias.heads)), **{k: v for k, v in bias._asdict().items() if k not in ("buckets", "heads")})
+    elif bias is not None:
+        made = draw("bias", bias)
+    problem = AttentionProblem(
+        q_array, k_array, v_array, q_array, None, mask, made, scale, softcap, None, dropout, seed, _call(given)
+    )
+    rows = problem.pairs[:-1] if problem.has_heads else problem.pairs[-2:-1]
+    return problem._replace(
+        dout=draw("dout", (*rows, v[-1])),
+        dlse=draw("dlse", rows, "float32" if dtype == "float16" else dtype) if dlse else None,
+        sinks=draw("sinks", (problem.heads,)) if sinks else None,
+    )
+
+
+def _extreme(name: str, x: FloatArray, extreme: Sequence[str], info: Any, rng: np.random.Generator) -> FloatArray:
+    """Numbers far from 1 where asked for."""
+    small, huge = float(info.smallest_normal), float(info.max)
+    for kind in extreme:
+        if kind not in EXTREMES:
+            raise ValueError(f"attention_problem: extreme must be among {', '.join(EXTREMES)}, got {kind!r}")
+        if kind == "large scores" and name in ("q", "k"):
+            x = x * 30
+        elif kind == "far keys" and name == "k":
+            x = x + 100
+        elif kind == "far bias" and name == "bias":
+            x = x * 1e3 + 1e3 * rng.standard_normal()
+        elif kind == "huge values" and name == "v":
+            x = x * math.sqrt(huge)
+        elif (kind == "tiny values" and name == "v") or (kind == "tiny keys" and name == "k"):
+            x = x * small / 8  # below the normal numbers
+    return x
+
+
+def laid_out(x: FloatArray, layout: str) -> FloatArray:
+    """An array of the same shape that lies differently in memory; nobody may write to it, unless it is ``contiguous``."""
+    if layout == "contiguous":
+        return np.array(x)
+    if x.ndim == 0:
+        layout = "read-only"
+    if layout == "fortran":
+        x = np.array(x, order="F")
+    elif layout == "strided":
+        wide = np.full((*x.shape[:-1], 2 * x.shape[-1]), np.nan, dtype=x.dtype)
+        wide[..., ::2] = x
+        x = wide[..., ::2]
+    elif layout == "reversed":
+        x = np.flip(np.flip(x).copy())
+    elif layout == "transposed":
+        x = np.array(x.T, order="C").T if x.ndim < 2 else np.swapaxes(np.swapaxes(x, -1, -2).copy(), -1, -2)
+    elif layout == "broadcast":
+        axis = next((a for a, n in enumerate(x.shape) if n > 1), 0)
+        x = np.broadcast_to(x[(slice(None),) * axis + (slice(0, 1),)] if x.ndim else x, x.shape)
+    elif layout == "overlapping":
+        if x.ndim > 1 and x.size:  # every row is the one before it, moved by one element
+            strip = np.concatenate([x[..., 0, :], x[..., 1:, -1]], axis=-1)
+            x = np.lib.stride_tricks.sliding_window_view(strip, x.shape[-1], axis=-1)
+    elif layout == "unaligned":
+        data = np.empty(x.nbytes + 1, dtype=np.uint8)
+        moved = data[1:].view(x.dtype).reshape(x.shape)
+        moved[...] = x
+        x = moved
+    elif layout == "big-endian":
+        x = x.astype(x.dtype.newbyteorder(">"))
+    elif layout != "read-only":
+        raise ValueError(f"attention_problem: layouts must be among {', '.join(LAYOUTS)}, got {layout!r}")
+    else:
+        x = np.array(x)
+    x = x.view()
+    x.flags.writeable = False
+    return x
+
+
+# Code --------------------------------------------------------------------------------------------------------------------------
+
+_DEFAULTS = {
+    "seed": 0, "dtype": "float64", "values": "normal", "hidden": 0.0, "sinks": False, "dlse": False, "extreme": (), "layouts": {}
+}  # fmt: skip
+
+
+def _call(given: dict[str, Any]) -> str:
+    shapes = ", ".join(f"{name}={tuple(given.pop(name))}" for name in ("q", "k", "v"))
+    options = [
+        f"{name}={code_of(value)}"
+        for name, value in given.items()
+        if value is not None and (name == "mask" or value != _DEFAULTS.get(name))
+    ]
+    return f"attention_problem({', '.join([shapes, *options])})"
+
+
+def _literal(problem: AttentionProblem) -> str:
+    fields = [
+        f"{name}={code_of(value)}"
+        for name, value in zip(problem._fields, problem, strict=True)
+        if value is not None and name not in ("code", "seed")
+    ]
+    return f"AttentionProblem({', '.join(fields)})"
+
+
+def code_of(value: Any) -> str:
+    """A value as code, with ``np`` for NumPy and npattn's own names."""
+    match value:
+        case np.ndarray():
+            dtype = value.dtype.newbyteorder("=").name
+            return f"np.array({_list(value)}, dtype=np.{dtype})" if value.size else f"np.zeros({value.shape}, dtype=np.{dtype})"
+        case LazyBias():
+            more = "" if value.name == "alibi_bias" else _keywords(value, ("bidirectional", "max_distance"))
+            return f"{value.name}({code_of(value.parameters)}{_keywords(value, ('offset',))}{more})"
+        case Band(name=name, left=left, right=right, offset=offset):
+            sides = [repr(left), repr(right)] if name == "window_mask" else []
+            shift = [] if offset is None or (offset.ndim == 0 and int(offset) == 0) else [f"offset={_integers(offset)}"]
+            return f"{name}({', '.join(sides + shift)})"
+        case Lengths(keys=keys, queries=queries):
+            return f"length_mask({_integers(keys)}{'' if queries is None else ', ' + _integers(queries)})"
+        case Segments(queries=queries, keys=keys):
+            return f"segment_mask({_integers(queries)}{'' if keys is queries else ', ' + _integers(keys)})"
+        case Both(left=left, right=right, sign=sign):  # the brackets that are not needed do no harm
+            return f"({code_of(left)} {sign} {code_of(right)})"
+        case Inverse(inner=inner):
+            return f"~{code_of(inner)}"
+        case ArrayMask(array=array):
+            return code_of(array)
+    return repr(value)
+
+
+def _list(value: FloatArray) -> str:
+    return repr(value.tolist()).replace("inf", "np.inf").replace("nan", "np.nan")
+
+
+def _integers(value: Any) -> str:
+    value = np.asarray(value)
+    return _list(value) if value.size else code_of(value)
+
+
+def _keywords(value: Any, names: Sequence[str]) -> str:
+    return "".join(f", {name}={getattr(value, name)!r}" for name in names)
+
+
+def masked_as(problem: AttentionProblem, mask: Mask | FloatArray | None) -> AttentionProblem:
+    """The same problem with another mask."""
+    return problem.replace(mask=mask)

@@ -1,0 +1,215 @@
+"""How large an error may be, measured against *scale*: the same backward on absolute values.
+
+Gradients are often small differences of large numbers, so that a ratio to the gradient itself fails on right code. With W the
+weights, F dropout's factors and s the softmax scale,
+
+    B = W∘(P + rowsum(W∘P) + |dlse|),  P = F∘|dout| |v|ᵀ
+    dq: s·B|k|   dk: s·Bᵀ|q|   dv: (W∘F)ᵀ|dout|   dbias: B   dsinks: Σ_i p_i (rowsum(W∘P) + |dlse|)   out: (W∘F)|v|   lse: 1
+
+each summed over what is broadcast or grouped. Three bounds follow: finite differences (`difference_bound`), automatic
+differentiation (`autodiff_bound`), and float32 against float64 (`precision_bound`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn._attention.biases import LazyBias
+from npattn.testing.dense import lazy_bias_gradient, lazy_bias_scale
+from npattn.testing.oracle import naive_backward, naive_forward
+from npattn.testing.problems import AttentionProblem
+
+FloatArray = np.ndarray[Any, Any]
+
+DIFFERENCE = 1e-8  # of Σ|t|·scale: what finite differences with Richardson extrapolation are good for in float64
+AUTODIFF = 45  # roundings of (1 + largest |biased|)·scale: 1e-14 in float64
+
+
+class Answer(NamedTuple):
+    """Results and gradients of an attention, or something of the same shapes; ``None`` for what there is not."""
+
+    out: Any
+    lse: Any = None
+    dq: Any = None
+    dk: Any = None
+    dv: Any = None
+    dbias: Any = None
+    dsinks: Any = None
+
+    def given(self) -> dict[str, Any]:
+        """What there is, by name."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+def naive(problem: AttentionProblem, dtype: Any = np.float64, *, backward: bool = True) -> Answer:
+    """The oracle's answer to a problem, or that of the naive formula in another precision."""
+    options = problem.dense_options()
+    done = naive_forward(problem.q, problem.k, problem.v, **options, dtype=dtype)
+    if not problem.has_heads:  # the dense mask and bias have a head axis, the problem has none
+        done = done._replace(out=done.out.reshape(done.out.shape[-2:]), lse=done.lse.reshape(done.lse.shape[-1:]))
+    if not backward:
+        return Answer(done.out, done.lse)
+    grads = naive_backward(problem.dout, problem.q, problem.k, problem.v, dlse=problem.dlse, **options, dtype=dtype)
+    dbias = lazy_bias_gradient(problem.bias, grads.dbiased) if isinstance(problem.bias, LazyBias) else grads.dbias
+    return Answer(done.out, done.lse, grads.dq, grads.dk, grads.dv, dbias, grads.dsinks)
+
+
+class Scales(NamedTuple):
+    """The scale of every result, and the size of the scores."""
+
+    of: Answer
+    largest: float  # the largest |biased score|
+
+
+def attention_scales(problem: AttentionProblem) -> Scales:
+    """The scale of out, lse and every gradient, each in its own shape.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        With finite numbers wherever a query can see them.
+
+    Returns
+    -------
+    Scales
+        In float64.
+    """
+    options = problem.dense_options()
+    done = naive_forward(problem.q, problem.k, problem.v, **options)
+    pairs, lead, kv_heads = problem.pairs, problem.lead, problem.kv_heads
+    group = problem.heads // kv_heads if kv_heads else 1
+
+    def whole(x: FloatArray, heads: int) -> FloatArray:
+        x = np.abs(np.asarray(x, dtype=np.float64))
+        return np.broadcast_to(x, (*lead, heads, *x.shape[-2:]))
+
+    q, k, v = whole(problem.q, problem.heads), *(np.repeat(whole(x, kv_heads), group, axis=-3) for x in (problem.k, problem.v))
+    dout = np.abs(np.asarray(problem.dout, dtype=np.float64)).reshape(*pairs[:-1], v.shape[-1])
+    dlse = np.zeros(pairs[:-1]) if problem.dlse is None else np.abs(np.asarray(problem.dlse, dtype=np.float64)).reshape(pairs[:-1])
+    weights = done.weights.reshape(pairs)
+    # what no query sees, and the queries that see nothing, may be anything
+    live = weights.any(axis=-1)
+    dout, dlse = np.where(live[..., None], dout, 0), np.where(np.isfinite(dlse), dlse, 0)
+    seen = weights.any(axis=-2)[..., None]
+    k, v, q = np.where(seen, k, 0), np.where(seen, v, 0), np.where(live[..., None], q, 0)
+
+    factors = problem.factors()
+    dropped = weights if factors is None else weights * factors
+    shares = dropped * (dout @ np.swapaxes(v, -1, -2))  # W∘P
+    rows = shares.sum(axis=-1, keepdims=True)
+    dbiased = shares + weights * (rows + dlse[..., None])
+    scale = abs((1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0) if problem.scale is None else problem.scale)
+    dsinks = None
+    if problem.sinks is not None:
+        sink = np.asarray(problem.sinks, dtype=np.float64)[:, None]
+        lse = done.lse.reshape(pairs[:-1])
+        sink_weights = np.exp(sink - np.where(lse == -np.inf, np.inf, lse))
+        dsinks = (sink_weights * (rows[..., 0] + dlse)).sum(axis=(*range(len(lead)), -1))
+    rows_shape = pairs[:-1] if problem.has_heads else pairs[-2:-1]
+    return Scales(
+        Answer(
+            (dropped @ v).reshape(*rows_shape, v.shape[-1]),
+            np.ones(rows_shape),
+            _back(scale * (dbiased @ k), problem.q.shape),
+            _back(_ungroup(scale * (np.swapaxes(dbiased, -1, -2) @ q), group), problem.k.shape),
+            _back(_ungroup(np.swapaxes(dropped, -1, -2) @ dout, group), problem.v.shape),
+            _bias_scale(problem, dbiased),
+            dsinks,
+        ),
+        done.largest,
+    )
+
+
+def _ungroup(x: FloatArray, group: int) -> FloatArray:
+    return x.reshape(*x.shape[:-3], x.shape[-3] // group, group, *x.shape[-2:]).sum(axis=-3)
+
+
+def _back(x: FloatArray, shape: tuple[int, ...]) -> FloatArray:
+    extra = x.ndim - len(shape)
+    ones = tuple(axis for axis, n in enumerate(shape, start=extra) if n == 1)
+    return x.sum(axis=(*range(extra), *ones)).reshape(shape)
+
+
+def _bias_scale(problem: AttentionProblem, dbiased: FloatArray) -> FloatArray | None:
+    if problem.bias is None:
+        return None
+    return lazy_bias_scale(problem.bias, dbiased) if isinstance(problem.bias, LazyBias) else _back(dbiased, problem.bias.shape)
+
+
+def difference_step(problem: AttentionProblem, directions: dict[str, FloatArray]) -> float:
+    """The step of finite differences: 1e-3 / max(1, largest change of a score), in softcap's units where there is one.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        The problem.
+    directions : dict of arrays
+        The direction of every input that moves: q, k, v, bias, sinks.
+
+    Returns
+    -------
+    float
+        The step.
+    """
+    kv_heads, heads = problem.kv_heads, problem.heads
+    group = heads // kv_heads if kv_heads else 1
+
+    def whole(x: FloatArray, count: int) -> FloatArray:
+        x = np.broadcast_to(x, (*problem.lead, count, *x.shape[-2:]))
+        return x if count == heads else np.repeat(x, group, axis=-3)
+
+    q, k = whole(problem.q, heads), whole(problem.k, kv_heads)
+    tq, tk = whole(directions["q"], heads), whole(directions["k"], kv_heads)
+    scale = (1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0) if problem.scale is None else problem.scale
+    change = np.abs(scale * (tq @ np.swapaxes(k, -1, -2) + q @ np.swapaxes(tk, -1, -2))) / min(problem.softcap or 1, 1)
+    if "bias" in directions:
+        t = dense = directions["bias"]
+        if isinstance(problem.bias, LazyBias):
+            from npattn.testing.dense import dense_bias
+            from npattn.testing.problems import bias_with
+
+            dense = dense_bias(bias_with(problem.bias, t), *problem.pairs[-3:])
+        change = change + np.abs(dense)
+    largest = change[problem.visible()].max(initial=1.0)
+    if "sinks" in directions:
+        largest = max(largest, float(np.abs(directions["sinks"]).max(initial=0)))
+    return 1e-3 / largest
+
+
+def difference_bound(scales: Scales, directions: dict[str, FloatArray]) -> float:
+    """Finite differences on ordinary draws: 1e-8·Σ|t|·scale, over the inputs that move."""
+    of = scales.of.given()
+    return DIFFERENCE * sum(float((np.abs(t) * of[f"d{name}"]).sum()) for name, t in directions.items())
+
+
+def autodiff_bound(scales: Scales, name: str, dtype: Any = np.float64) -> FloatArray:
+    """Another exact way to the same number, on any draw: 1e-14·(1 + largest |biased|)·scale in float64."""
+    return AUTODIFF * float(np.finfo(dtype).eps) * (1 + scales.largest) * np.asarray(getattr(scales.of, name))
+
+
+def precision_bound(scales: Scales, name: str, exact: FloatArray, rounded: FloatArray, dtype: Any = np.float32) -> FloatArray:
+    """A lower precision against float64: twice the naive formula's error in that precision, and 2 eps·scale.
+
+    Parameters
+    ----------
+    scales : Scales
+        Of the problem.
+    name : str
+        Which result: out, lse, dq, …
+    exact, rounded : array
+        The result of the naive formula in float64 and in ``dtype``.
+    dtype : dtype, optional
+        The precision.
+
+    Returns
+    -------
+    array
+        The bound of every element. The naive formula's error is taken where it is worst in units of scale.
+    """
+    scale = np.asarray(getattr(scales.of, name))
+    error = np.abs(np.asarray(rounded, dtype=np.float64) - exact)
+    worst = float((error[scale > 0] / scale[scale > 0]).max(initial=0))
+    return (2 * worst + 2 * float(np.finfo(dtype).eps)) * scale

@@ -1,0 +1,298 @@
+"""Hypothesis strategies for whole attention problems. The only module of the package that imports Hypothesis.
+
+Every drawn problem shrinks towards rank 2, lengths of 1, no options and seed 0, and prints as the code that rebuilds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from npattn._attention.mask_kinds import causal_mask, causal_mask_end, length_mask, segment_mask, window_mask
+from npattn._attention.masks import Mask, as_mask
+from npattn.layers.dropout import Dropout
+from npattn.testing.problems import EXTREMES, LAYOUTS, Alibi, AttentionProblem, Relative, attention_problem
+
+Axis: TypeAlias = int | Sequence[int] | SearchStrategy[int] | None
+
+MASKS = ("causal", "causal_end", "window", "length", "segment", "array")
+BIASES = ("dense", "alibi", "relative")
+
+
+def multiples_of(n: int, *, most: int = 256) -> SearchStrategy[int]:
+    """Lengths that are multiples of ``n``, up to ``most``.
+
+    Parameters
+    ----------
+    n : int
+        The factor.
+    most : int, optional
+        The largest length.
+
+    Returns
+    -------
+    SearchStrategy of int
+        For pinning an axis: ``attention_problems(T=multiples_of(16))``.
+    """
+    return st.integers(1, most // n).map(lambda m: m * n)
+
+
+@st.composite
+def attention_problems(
+    draw: DrawFn,
+    *,
+    dtypes: Sequence[str] = ("float64",),
+    masks: Sequence[str] = MASKS,
+    bias: Sequence[str] = BIASES,
+    hidden: bool = True,
+    grouped: bool = True,
+    scale: bool = True,
+    softcap: bool = True,
+    sinks: bool = True,
+    dropout: bool = True,
+    dlse: bool = True,
+    broadcast: bool = True,
+    layouts: Sequence[str] = (),
+    extreme: Sequence[str] = (),
+    empty: bool = False,
+    ranks: Sequence[int] = (2, 3, 4, 5),
+    max_side: int = 6,
+    B: Axis = None,
+    H: Axis = None,
+    K: Axis = None,
+    T: Axis = None,
+    S: Axis = None,
+    D: Axis = None,
+    E: Axis = None,
+) -> AttentionProblem:
+    """A whole problem: shapes, numbers, mask, bias, scale, softcap, sinks, dropout, cotangents.
+
+    Parameters
+    ----------
+    draw : DrawFn
+        Given by Hypothesis.
+    dtypes : sequence of str, optional
+        Of the arrays.
+    masks : sequence of str, optional
+        The kinds that may be combined, of ``MASKS``; none for no masks. Dead rows come with them.
+    bias : sequence of str, optional
+        The kinds of ``BIASES`` that may be drawn. A dense one has any shape that broadcasts.
+    hidden : bool, optional
+        Whether a dense bias may hold -inf.
+    grouped : bool, optional
+        Whether there may be fewer key/value heads than heads.
+    scale, softcap, sinks, dropout, dlse : bool, optional
+        Whether they may be drawn.
+    broadcast : bool, optional
+        Whether q, k and v may differ in rank and have leading axes of 1 that broadcast.
+    layouts : sequence of str, optional
+        How arrays may lie in memory, of ``LAYOUTS``.
+    extreme : sequence of str, optional
+        Kinds of ``EXTREMES`` that may be drawn.
+    empty : bool, optional
+        Whether lengths may be 0.
+    ranks : sequence of int, optional
+        Of q.
+    max_side : int, optional
+        The largest T, S, D, E that is drawn.
+    B, H, K, T, S, D, E : int, sequence or strategy, optional
+        Pin an axis: one length, some lengths, or a strategy of them. With H or K pinned, K must divide H for what is drawn to
+        exist.
+
+    Returns
+    -------
+    SearchStrategy of AttentionProblem
+
+    Examples
+    --------
+    >>> from hypothesis import given
+    >>> @given(attention_problems(D=(64, 128), T=multiples_of(16), masks=["causal"], bias=[]))
+    ... def test_my_kernel(problem): ...
+    """
+    least = 0 if empty else 1
+    side = st.integers(least, max_side)
+
+    def axis(pin: Axis, default: SearchStrategy[int]) -> int:
+        if pin is None:
+            return draw(default)
+        if isinstance(pin, int):
+            return pin
+        return draw(pin if isinstance(pin, SearchStrategy) else st.sampled_from(list(pin)))
+
+    rank = draw(st.sampled_from(sorted(ranks)))
+    queries, keys, head_size, value_size = axis(T, side), axis(S, side), axis(D, side), axis(E, side)
+    heads, kv_heads = _draw_heads(draw, axis, rank, H, K, grouped, empty)
+    lead = tuple(axis(B, st.integers(least, 3)) for _ in range(rank - 3))
+    shapes = _draw_shapes(draw, lead, (heads, queries, head_size), (kv_heads, keys, head_size), (kv_heads, keys, value_size), rank, broadcast)
+    lead = np.broadcast_shapes(*(s[:-3] for s in shapes))
+    whole = (*lead, heads, queries, keys)
+
+    options: dict[str, Any] = {"seed": draw(st.integers(0, 999)), "dtype": draw(st.sampled_from(list(dtypes)))}
+    options["values"] = draw(st.sampled_from(["integers", "normal"]))
+    if masks and draw(st.booleans()):
+        options["mask"] = draw(mask_trees(lead, heads, queries, keys, kinds=masks))
+    if bias and draw(st.booleans()):
+        options["bias"] = _draw_bias(draw, draw(st.sampled_from(list(bias))), whole)
+        if hidden and not isinstance(options["bias"], (Alibi, Relative)):
+            options["hidden"] = draw(st.sampled_from([0.0, 0.25, 0.75]))
+    if scale and draw(st.booleans()):
+        options["scale"] = draw(st.sampled_from([1.0, 0.25, -0.5, 0.0]))
+    if softcap and draw(st.booleans()):
+        options["softcap"] = draw(st.sampled_from([1.0, 5.0, 0.3]))
+    if dropout and draw(st.booleans()):
+        options["dropout"] = Dropout(draw(st.sampled_from([0.5, 0.2, 0.9])), draw(st.integers(-3, 999)))
+    options["sinks"] = sinks and draw(st.booleans())
+    options["dlse"] = dlse and draw(st.booleans())
+    if extreme:
+        options["extreme"] = draw(st.lists(st.sampled_from(list(extreme)), max_size=2, unique=True))
+    if layouts:
+        names = st.sampled_from(["q", "k", "v", "dout", "bias", "sinks", "dlse"])
+        options["layouts"] = draw(st.dictionaries(names, st.sampled_from(list(layouts))))
+    return attention_problem(*shapes, **options)
+
+
+def _draw_heads(draw: DrawFn, axis: Any, rank: int, H: Axis, K: Axis, grouped: bool, empty: bool) -> tuple[int, int]:
+    if rank == 2:
+        return 1, 1
+    if K is not None and H is None:
+        kv_heads = axis(K, st.just(1))
+        return kv_heads * draw(st.integers(1, 3 if grouped else 1)), kv_heads
+    heads = axis(H, st.integers(0 if empty else 1, 4))
+    divisors = [n for n in range(1, heads + 1) if heads % n == 0 and (grouped or n == heads)] or [0]
+    if K is not None:
+        wanted = [K] if isinstance(K, int) else list(K) if not isinstance(K, SearchStrategy) else None
+        divisors = [n for n in divisors if wanted is None or n in wanted]
+        if not divisors:
+            raise ValueError(f"attention_problems: no K among {K} divides H = {heads}")
+    return heads, draw(st.sampled_from(divisors))
+
+
+def _draw_shapes(
+    draw: DrawFn, lead: tuple[int, ...], q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], rank: int, broadcast: bool
+) -> list[tuple[int, ...]]:
+    """The shapes of q, k, v: with fewer leading axes or with ones, if they may broadcast."""
+    if rank == 2:
+        return [q[1:], k[1:], v[1:]]
+    shapes = []
+    for own in (q, k, v):
+        axes = lead
+        if broadcast and lead and draw(st.booleans()):
+            axes = tuple(1 if n > 1 and draw(st.booleans()) else n for n in lead)
+            axes = axes[draw(st.integers(0, len(axes))) :] if 0 not in axes else axes
+        elif broadcast and not lead and own[0] == 1 and draw(st.booleans()):
+            shapes.append(own[1:])  # a single head needs no axis
+            continue
+        shapes.append((*axes, *own))
+    if broadcast and k[0] > 1 and draw(st.booleans()):  # one key head, or one value head, for all
+        which = draw(st.sampled_from([1, 2]))
+        shapes[which] = (*shapes[which][:-3], 1, *shapes[which][-2:])
+    return shapes
+
+
+def _draw_bias(draw: DrawFn, kind: str, whole: tuple[int, ...]) -> tuple[int, ...] | Alibi | Relative:
+    heads = whole[-3]
+    if kind == "dense":
+        return draw(broadcastable_shapes(whole))
+    columns = draw(st.sampled_from([1, heads]))
+    offset = draw(st.integers(-2, 4))
+    if kind == "alibi":
+        return Alibi(columns, offset)
+    bidirectional = draw(st.booleans())
+    return Relative(draw(st.sampled_from([4, 8])), columns, offset, bidirectional, draw(st.sampled_from([5, 16])))
+
+
+def broadcastable_shapes(whole: tuple[int, ...]) -> SearchStrategy[tuple[int, ...]]:
+    """Shapes that broadcast, right-aligned, to ``whole``.
+
+    Parameters
+    ----------
+    whole : tuple of int
+        The shape to broadcast to.
+
+    Returns
+    -------
+    SearchStrategy of tuple of int
+        Of any rank up to that of ``whole``.
+    """
+
+    @st.composite
+    def shapes(draw: DrawFn) -> tuple[int, ...]:
+        rank = draw(st.integers(0, len(whole)))
+        return tuple(n if draw(st.booleans()) else 1 for n in whole[len(whole) - rank :])
+
+    return shapes()
+
+
+@st.composite
+def mask_trees(
+    draw: DrawFn, lead: tuple[int, ...], H: int, T: int, S: int, *, kinds: Sequence[str] = MASKS, depth: int = 2
+) -> Mask | np.ndarray[Any, Any]:
+    """A mask of some kind, or several combined by ``&``, ``|`` and ``~``.
+
+    Parameters
+    ----------
+    draw : DrawFn
+        Given by Hypothesis.
+    lead : tuple of int
+        The leading axes of the problem.
+    H, T, S : int
+        Query heads, queries, keys.
+    kinds : sequence of str, optional
+        Of ``MASKS``.
+    depth : int, optional
+        How deep combinations may go.
+
+    Returns
+    -------
+    SearchStrategy of Mask or bool array
+    """
+    form = draw(st.sampled_from(["one", "not", "and", "or"])) if depth else "one"
+    if form == "one":
+        return _draw_mask(draw, draw(st.sampled_from(list(kinds))), lead, H, T, S)
+    inner = [draw(mask_trees(lead, H, T, S, kinds=kinds, depth=depth - 1)) for _ in range(1 if form == "not" else 2)]
+    if form == "not":
+        return ~as_mask("mask", inner[0])
+    left = as_mask("mask", inner[0])
+    return left & inner[1] if form == "and" else left | inner[1]
+
+
+def _draw_mask(draw: DrawFn, kind: str, lead: tuple[int, ...], H: int, T: int, S: int) -> Any:
+    def numbers(low: int, high: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        if draw(st.booleans()):
+            shape = draw(broadcastable_shapes(shape))
+        rng = np.random.default_rng(draw(st.integers(0, 999)))
+        return np.asarray(rng.integers(low, high + 1, shape))
+
+    def number_or_array(low: int, high: int) -> Any:
+        return draw(st.integers(low, high)) if draw(st.booleans()) else numbers(low, high, lead)
+
+    if kind == "causal":
+        return causal_mask(number_or_array(-2, 3))
+    if kind == "causal_end":
+        return causal_mask_end()
+    if kind == "window":
+        side = st.one_of(st.integers(0, 3), st.none())
+        return window_mask(draw(side), draw(side), number_or_array(-2, 3))
+    if kind == "length":
+        return length_mask(number_or_array(0, S), number_or_array(0, T) if draw(st.booleans()) else None)
+    if kind == "segment":
+        shared = T == S and draw(st.booleans())
+        queries = numbers(0, 2, (*lead, T)) if shared else _ids(draw, numbers, lead, T)
+        if queries.ndim == 0 or queries.shape[-1] != T:
+            queries = np.broadcast_to(queries, (*queries.shape[:-1], T)).copy()
+        return segment_mask(queries, None if shared else _ids(draw, numbers, lead, S))
+    shape = draw(broadcastable_shapes((*lead, H, T, S)))
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    return np.asarray(rng.random(shape) < draw(st.sampled_from([0.5, 0.9, 0.1])))
+
+
+def _ids(draw: DrawFn, numbers: Any, lead: tuple[int, ...], length: int) -> np.ndarray[Any, Any]:
+    ids = numbers(0, 2, (*lead, length))
+    return ids if ids.ndim and ids.shape[-1] == length else np.broadcast_to(ids, (*ids.shape[:-1], length)).copy()
+
+
+__all__ = ["EXTREMES", "LAYOUTS", "MASKS", "BIASES", "attention_problems", "broadcastable_shapes", "mask_trees", "multiples_of"]
