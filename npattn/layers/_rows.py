@@ -103,6 +103,11 @@ def shift(row_max: Array, *, xp: Namespace) -> Array:
     return xp.where(row_max == -INF, 0.0, row_max)
 
 
-def reciprocal(row_sum: Array, *, xp: Namespace) -> Array:
-    """1 / row_sum; 0 for a row where nothing counts."""
-    return xp.where(row_sum == 0, 0.0, 1 / row_sum)
+def reciprocal(total: Array, *, xp: Namespace) -> Array:
+    """1 / total; 0 where that is 0, since nothing counts."""
+    return xp.where(total == 0, 0.0, 1 / or_one(total, xp=xp))
+
+
+def or_one(total: Array, *, xp: Namespace) -> Array:
+    """``total``, or 1 where that is 0: inside a guard too, since autodiff multiplies what is not chosen by 0."""
+    return xp.where(total == 0, 1.0, total)

@@ -10,7 +10,7 @@ from npattn._arrays.checks import check_cotangent, host_float, host_int, shape_e
 from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace, compute_dtype, float_dtype
 from npattn._arrays.trees import tree_repr
 from npattn.layers._ids import as_ids, beside, check_range, foreign
-from npattn.layers._rows import INF, host_cotangent, reciprocal, row_max, shift
+from npattn.layers._rows import INF, host_cotangent, or_one, reciprocal, row_max, shift
 
 
 class CrossEntropySaved(NamedTuple):
@@ -187,7 +187,7 @@ def _measure(
     shifted = lifted - shift(largest, xp=xp)
     row_sum = xp.sum(xp.exp(shifted), axis=-1, keepdims=True, dtype=lifted.dtype)
     picked = _pick(shifted, _safe(targets, logits, ignore_index, xp)[0], xp)
-    losses = xp.log(row_sum[..., 0]) - (1 - label_smoothing) * picked
+    losses = xp.log(or_one(row_sum[..., 0], xp=xp)) - (1 - label_smoothing) * picked
     if label_smoothing:
         losses = losses - label_smoothing * xp.mean(shifted, axis=-1)
     return largest, row_sum, xp.where(row_sum[..., 0] == 0, INF, losses)
@@ -222,7 +222,7 @@ def _safe(targets: Array, logits: Array, ignore_index: int | None, xp: Namespace
 def _mean(losses: Array, counted: _Counted, xp: Namespace) -> Array:
     """Σ w l / Σ w; what does not count may be NaN or inf."""
     products = xp.where(counted.weights != 0, counted.weights * losses, 0.0)
-    return xp.where(counted.total == 0, 0.0, xp.sum(products, dtype=losses.dtype) / counted.total)
+    return xp.where(counted.total == 0, 0.0, xp.sum(products, dtype=losses.dtype) / or_one(counted.total, xp=xp))
 
 
 def _pick(x: Array, targets: Array, xp: Namespace) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 
 from npattn._arrays.namespace import Array
 from npattn._arrays.trees import tree_repr
-from npattn.layers._rows import INF, measure_rows, reciprocal, rows_again
+from npattn.layers._rows import INF, measure_rows, or_one, reciprocal, rows_again
 
 
 class SoftmaxSaved(NamedTuple):
@@ -169,7 +169,7 @@ def log_softmax_forward(x: Array, /, *, axis: int = -1, mask: Array | None = Non
     """
     rows, shifted, _ = measure_rows("log_softmax", x, axis, mask)
     with np.errstate(all="ignore"):
-        out = rows.hide(shifted - rows.xp.log(rows.row_sum), -INF)
+        out = rows.hide(shifted - rows.xp.log(or_one(rows.row_sum, xp=rows.xp)), -INF)
         return rows.result(out), LogSoftmaxSaved(x, mask, rows.axis, rows.row_max, rows.row_sum)
 
 
@@ -256,9 +256,10 @@ def logsumexp_forward(x: Array, /, *, axis: int = -1, mask: Array | None = None)
     array([1000.69314718,          -inf])
     """
     rows, _, _ = measure_rows("logsumexp", x, axis, mask)
-    xp, row_max = rows.xp, rows.row_max
+    xp, row_max, row_sum = rows.xp, rows.row_max, rows.row_sum
     with np.errstate(all="ignore"):
-        lse = xp.where(xp.abs(row_max) == INF, row_max, row_max + xp.log(rows.row_sum))
+        lse = row_max + xp.log(or_one(row_sum, xp=xp))
+        lse = xp.where(row_sum == 0, -INF, xp.where(row_max == INF, INF, lse))
         return rows.result(xp.squeeze(lse, axis=rows.axis)), LogSumExpSaved(x, mask, rows.axis, rows.row_max, rows.row_sum)
 
 
