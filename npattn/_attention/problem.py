@@ -56,11 +56,11 @@ class Problem(NamedTuple):
 
     def with_heads(self, x: Array) -> Array:
         """A result or cotangent of the caller's shape as (..., H, T, ·)."""
-        return x if self.has_heads else x[None]
+        return x if self.has_heads else x[None, ...]
 
     def result(self, x: Array) -> Array:
         """(..., H, T, ·) in the caller's shape; its dtype stays."""
-        return x if self.has_heads else x[0]
+        return x if self.has_heads else x[0, ...]
 
     def gradient(self, x: Array, like: Array) -> Array:
         """dq (..., H, T, D), dk or dv (..., K, S, ·) in the shape and dtype of the caller's input."""
@@ -69,7 +69,7 @@ class Problem(NamedTuple):
             x = unbroadcast(x, shape, xp=self.xp)
         if x.dtype != self.dtype:
             x = self.xp.astype(x, self.dtype)
-        return x if like.ndim > 2 else x[0]
+        return x if like.ndim > 2 else x[0, ...]
 
 
 def make_problem(
