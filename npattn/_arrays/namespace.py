@@ -62,6 +62,8 @@ def _namespace_of(op: str, name: str, array: Array) -> Namespace:
     from array_api_compat import array_namespace as namespace_of
 
     try:
+        if isinstance(array, np.generic):  # NumPy's scalars: array_api_compat takes them for arrays of another NumPy
+            raise TypeError
         return namespace_of(array)
     except TypeError:
         raise TypeError(

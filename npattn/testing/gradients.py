@@ -286,8 +286,9 @@ def _unit(shape: tuple[int, ...], at: tuple[int, ...]) -> FloatArray:
 
 
 def _move(x: Array, by: FloatArray) -> Array:
-    xp = array_namespace("check", x=x)
-    return x + asarray(by, xp=xp, dtype=x.dtype, device=array_device(x))
+    xp, device = array_namespace("check", x=x), array_device(x)
+    moved = x + asarray(by, xp=xp, dtype=x.dtype, device=device)
+    return asarray(moved, xp=xp, dtype=x.dtype, device=device)  # NumPy makes a scalar of a 0-d array
 
 
 def _like(tree: Any, vectors: Vectors, path: str = "") -> Any:
