@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from npattn._arrays.checks import host_float, host_int
-from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace, float_dtype
+from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace, compute_dtype, float_dtype
 
 _MASK64 = (1 << 64) - 1
 
@@ -28,7 +30,7 @@ class Dropout(NamedTuple):
     seed : int
         Any integer.
     origin : tuple of int, optional
-        Where a part stands in its whole: added to (leading index, head, i, j), right-aligned.
+        Where a part stands in its whole: added to (leading index, head, i, j), right-aligned. Indices count modulo 2**32.
 
     Examples
     --------
@@ -51,20 +53,20 @@ class Dropout(NamedTuple):
         rate = host_float(op, "the rate of dropout", self.rate)
         if not 0 <= rate < 1:
             raise ValueError(f"{op}: the rate of dropout must be at least 0 and less than 1, got {rate}")
-        if len(self.origin) > 4:
-            raise ValueError(f"{op}: the origin of dropout is (leading index, head, i, j), got {self.origin}")
+        if not isinstance(self.origin, (tuple, list)) or len(self.origin) > 4:
+            raise ValueError(f"{op}: the origin of dropout must be a tuple (leading index, head, i, j), got {self.origin}")
         origin = tuple(host_int(op, "the origin of dropout", n) for n in self.origin)
         return Dropout(rate, host_int(op, "the seed of dropout", self.seed), origin)
 
     def factors(self, leading: Array, head: Array, i: Array, j: Array, *, xp: Namespace, dtype: Any) -> Array:
         """0 where an element is dropped and ``1 / (1 - rate)`` where it is kept; int32 indices that broadcast together."""
         low, high = _words(_splitmix(self.seed))
-        shifts = (0,) * (4 - len(self.origin)) + self.origin
+        shifts = (0,) * (4 - len(self.origin)) + tuple(_signed(n) for n in self.origin)
         for index, shift in zip((leading, head, i), shifts, strict=False):
             low = _mix((index + shift) * 0x27D4EB2F + low)
             high = _mix((index + shift) * 0x165667B1 + high)
         # two words a row, so that no two rows share a shifted pattern: a start and an odd stride
-        kept = _mix((j + shifts[3]) * (high | 1) + low) >= round(self.rate * 2**32) - 2**31
+        kept = _mix((j + shifts[3]) * (high | 1) + low) >= min(round(self.rate * 2**32), 2**32 - 1) - 2**31
         return xp.astype(kept, dtype) * (1 / (1 - self.rate))
 
 
@@ -85,7 +87,12 @@ def _splitmix(seed: int) -> int:
 
 def _words(seed: int) -> tuple[int, int]:
     """64 bits as two signed 32-bit words."""
-    return tuple(w - 2**32 if w >= 2**31 else w for w in (seed & 0xFFFFFFFF, seed >> 32))  # type: ignore[return-value]
+    return _signed(seed), _signed(seed >> 32)
+
+
+def _signed(n: int) -> int:
+    """The lowest 32 bits of any integer as a signed one."""
+    return ((int(n) + 2**31) & 0xFFFFFFFF) - 2**31
 
 
 class DropoutSaved(NamedTuple):
@@ -155,10 +162,13 @@ def _apply(op: str, x: Array, dropout: Dropout | None) -> Array:
     xp = array_namespace(op, x=x)
     dtype = float_dtype(op, x=x)
     if dropout is None or dropout.rate == 0:
-        return xp.asarray(x, copy=True)
+        return xp.astype(x, dtype)
     columns = x.shape[-1] if x.ndim else 1
     rows = math.prod(x.shape[:-1])
     zero = xp.zeros((1, 1), dtype=xp.int32, device=array_device(x))
     i = xp.arange(rows, dtype=xp.int32, device=array_device(x))[:, None]
     j = xp.arange(columns, dtype=xp.int32, device=array_device(x))[None, :]
-    return x * xp.reshape(dropout.factors(zero, zero, i, j, xp=xp, dtype=dtype), x.shape)
+    compute = compute_dtype(dtype, xp=xp)
+    factors = xp.reshape(dropout.factors(zero, zero, i, j, xp=xp, dtype=compute), x.shape)
+    with np.errstate(all="ignore"):
+        return xp.astype(xp.astype(x, compute, copy=False) * factors, dtype, copy=False)
