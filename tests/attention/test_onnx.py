@@ -1,0 +1,62 @@
+"""ONNX's own node cases of its Attention operator: numbers that nobody here computed."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from npattn._attention.tiling import Sizes, forced
+
+onnx = pytest.importorskip("onnx", minversion="1.23.2", reason="onnx 1.23.2 or newer is not installed: older ones hold two wrong cases")
+
+from .onnx_adapter import node_cases, run_node  # noqa: E402
+
+CASES = node_cases()
+PATHS = {
+    "as chosen": contextlib.nullcontext,
+    "tiny tiles": lambda: forced(Sizes(rows=2, keys=3, pairs=12, plain=False, keep=0)),
+    "tiny tiles of new arrays": lambda: forced(Sizes(rows=3, keys=2, pairs=12, plain=True, keep=0)),
+}
+# float16 is ONNX's own tolerance and bfloat16 that of its runner: its numbers are rounded after every step, ours once. float32 is ours
+RTOL = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 2**-6}
+
+
+def test_nothing_is_left_out():
+    expected = 93  # node cases of onnx 1.23.2
+    assert len({case.name for case in CASES}) == len(CASES)
+    assert len(CASES) == expected if onnx.__version__ == "1.23.2" else len(CASES) >= expected
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_node(case, path):
+    with PATHS[path]():
+        got = run_node(case.inputs, case.attributes)
+    assert set(case.outputs) <= set(got)
+    for name, expected in case.outputs.items():
+        assert got[name].dtype == expected.dtype, name
+        rtol = RTOL[expected.dtype.name]
+        assert rtol <= max(case.rtol, 2**-6)
+        np.testing.assert_allclose(got[name].astype(float), expected.astype(float), rtol=rtol, atol=case.atol, err_msg=name)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.outputs["Y"].dtype.name == "bfloat16"], ids=lambda case: case.name)
+def test_bfloat16_is_rounded_once(case):
+    """ONNX's own tolerance for bfloat16 is wide; ours is the float64 result, rounded."""
+    exact = run_node({name: x.astype(float) if x.dtype.name == "bfloat16" else x for name, x in case.inputs.items()}, case.attributes)["Y"]
+    got = run_node(case.inputs, case.attributes)["Y"]
+    np.testing.assert_allclose(got.astype(float), exact, rtol=1.001 * 2**-9 * 2, atol=0)
+
+
+def test_what_the_adapter_does_not_know_is_no_silent_pass():
+    case = CASES[0]
+    with pytest.raises(ValueError, match=r"no meaning is known for the inputs \['x'\] and the attributes \['y'\]"):
+        run_node({**case.inputs, "x": np.zeros(1)}, {**case.attributes, "y": 1})
+
+
+def test_whole_numbers_are_added():
+    """The schema allows an integer mask; no case has one."""
+    q = np.zeros((1, 1, 1, 1), dtype=np.float32)
+    k, v = np.zeros((1, 1, 2, 1), dtype=np.float32), np.asarray([[[[1.0], [2.0]]]], dtype=np.float32)
+    y = run_node({"Q": q, "K": k, "V": v, "attn_mask": np.asarray([[1, 0]])}, {})["Y"]
+    np.testing.assert_allclose(y, (np.e + 2) / (np.e + 1), rtol=1e-6)
