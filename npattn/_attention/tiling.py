@@ -196,11 +196,11 @@ def unit_rows(problem: Problem, unit: Place, x: Array) -> Array:
     """A unit's part of an array (..., H, T, ·), with the group folded into rows: (..., K, rows, ·)."""
     group = problem.group
     if group == 1:
-        return x if unit.complete else x[(*_parts(unit, x.shape), unit.queries)]
+        return x if unit.complete else x[(*_parts(unit, x.shape), unit.queries, ...)]
     *lead, _, queries, last = x.shape
     if not unit.complete:
         x = problem.xp.reshape(x, (*lead, problem.kv_heads, group, queries, last))
-        x = x[(*_parts(unit, x.shape), unit.group, unit.queries)]
+        x = x[(*_parts(unit, x.shape), unit.group, unit.queries, ...)]
     return problem.xp.reshape(x, (*x.shape[: len(lead)], unit.heads.stop - unit.heads.start, unit.rows, last))
 
 
@@ -209,7 +209,7 @@ def unit_keys(problem: Problem, place: Place) -> tuple[Array, Array]:
     k, v = problem.k, problem.v
     if place.complete and place.keys.stop - place.keys.start == problem.keys:
         return k, v
-    return k[(*_parts(place, k.shape), place.keys)], v[(*_parts(place, v.shape), place.keys)]
+    return k[(*_parts(place, k.shape), place.keys, ...)], v[(*_parts(place, v.shape), place.keys, ...)]
 
 
 def _parts(place: Place, shape: tuple[int, ...]) -> tuple[slice, ...]:
