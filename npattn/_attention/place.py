@@ -51,6 +51,8 @@ class Place(NamedTuple):
     def per_batch(self, array: Array, trailing: int = 0) -> Array:
         """This tile's part of an array whose axes are the leading ones plus ``trailing`` of its own."""
         lead = array.ndim - trailing
+        if lead == 0:
+            return array  # whole: NumPy would make a scalar of array[()]
         return array[tuple(_part(s, n) for s, n in zip(self.lead[len(self.lead) - lead :], array.shape, strict=False))]
 
     def per_pair(self, array: Array, xp: Namespace) -> Array:
@@ -71,7 +73,7 @@ class Place(NamedTuple):
         """This tile's part of an array (H, ...) or (1, ...), as (K, G, 1, ...)."""
         split = (1, 1) if array.shape[0] == 1 else self.whole[-4:-2]
         array = xp.reshape(array, (*split, 1, *array.shape[1:]))
-        return array[_part(self.heads, split[0]), _part(self.group, split[1])]
+        return array[_part(self.heads, split[0]), _part(self.group, split[1]), ...]
 
     def fold_rows(self, pairs: Array, xp: Namespace) -> Array:
         """(..., G, T, S), broadcast or whole, to the tile's (..., rows, S): grouped heads are further rows."""
