@@ -151,7 +151,7 @@ class _Cell:
 
     def biased(self) -> tuple[str, str]:
         mask = self.problem.options.mask
-        if mask is not None and not mask._at(self.problem.queries, self.problem.keys, self.at)[self.i, self.j]:
+        if mask is not None and not mask.sees(self.i, self.j, self.problem.queries, self.problem.keys, self.at):
             reason = mask.explain(self.i, self.j, T=self.problem.queries, S=self.problem.keys, at=self.at)
             return "-inf where masked", reason
         value = self._step("capped")

@@ -9,7 +9,7 @@ import numpy as np
 
 from npattn._arrays.broadcast import broadcast_shapes
 from npattn._arrays.checks import check_broadcasts, check_integer_array, host_int, shape_error
-from npattn._arrays.namespace import Array, Namespace, array_namespace, asarray
+from npattn._arrays.namespace import Array, Namespace, array_namespace, asarray, dtype_name
 from npattn._attention.masks import Mask
 from npattn._attention.place import MIXED, Place, Run, nested_runs, scan_runs
 
@@ -86,7 +86,8 @@ def window_mask(left: int | None, right: int | None, offset: Any = 0) -> Mask:
     .####
     """
     sides = [None if n is None else host_int("window_mask", s, n, least=0) for s, n in (("left", left), ("right", right))]
-    return _Band("window_mask", sides[0], sides[1], _offsets("window_mask", offset))
+    near = [None if n is None else min(n, 1 << 41) for n in sides]
+    return _Band("window_mask", near[0], near[1], _offsets("window_mask", offset))
 
 
 def length_mask(key_lengths: Any, query_lengths: Any = None) -> Mask:
@@ -178,17 +179,24 @@ class _Band(Mask):
         if not isinstance(shift, np.ndarray) or shift.size == 0:
             return [Run(place.keys.start, place.keys.stop, MIXED)]
         first, last = place.queries.start + int(shift.min()), place.queries.stop - 1 + int(shift.max())
-        left, right = _FAR if self.left is None else self.left, _FAR if self.right is None else self.right
-        return nested_runs(place.keys, some=(first - left, last + right + 1), every=(last - left, first + right + 1))
+        starts = (0, 0) if self.left is None else (first - self.left, last - self.left)
+        stops = (place.keys.stop, place.keys.stop) if self.right is None else (last + self.right + 1, first + self.right + 1)
+        return nested_runs(place.keys, some=(starts[0], stops[0]), every=(starts[1], stops[1]))
 
     def visible(self, place: Place, xp: Namespace, device: Any) -> Array:
         keys = place.key_positions(xp, device, xp.int32)
-        own = place.query_positions(xp, device, xp.int32) + _batch_pairs(self._shift(place), xp, device)
-        if self.left is None:
-            return keys <= own + _near(self.right) if self.right is not None else keys == keys  # noqa: PLR0124 - all True
-        if self.right is None:
-            return keys >= own - _near(self.left)
-        return (keys >= own - _near(self.left)) & (keys <= own + _near(self.right))
+        first = None if self.left is None else keys >= self._edge(place, -self.left, xp, device)
+        last = None if self.right is None else keys <= self._edge(place, self.right, xp, device)
+        if first is None or last is None:
+            return keys == keys if first is last else last if first is None else first  # noqa: PLR0124 - all True
+        return first & last
+
+    def _edge(self, place: Place, side: int, xp: Namespace, device: Any) -> Array:
+        """``i + offset + side`` of every query; on the host a far offset and a far side may cancel."""
+        own, shift = place.query_positions(xp, device, xp.int32), self._shift(place)
+        if isinstance(shift, np.ndarray):
+            return own + _batch_pairs(np.asarray(shift + side), xp, device)
+        return own + _batch_pairs(shift, xp, device) + max(min(side, _FAR), -_FAR)
 
     def arrays(self) -> Iterator[Array]:
         return _device_arrays(self.offset)
@@ -298,20 +306,25 @@ def _integers(op: str, name: str, values: Any) -> Array:
 
 
 def _offsets(op: str, offset: Any) -> Array:
-    return _integers(op, "offset", offset)
+    values = _integers(op, "offset", offset)
+    return _clipped(values, 1 << 40, np.int64) if isinstance(values, np.ndarray) else values
 
 
-def _near(side: int | None) -> int:
-    return min(side or 0, _FAR)
+def _clipped(values: np.ndarray[Any, Any], most: int, dtype: Any) -> np.ndarray[Any, Any]:
+    """Between -most and most, so far as their own dtype reaches, then as ``dtype``."""
+    info = np.iinfo(values.dtype)
+    return np.asarray(np.clip(values, max(-most, info.min), min(most, info.max)), dtype=dtype)  # clip makes scalars of 0-d arrays
 
 
 def _batch_pairs(values: Array, xp: Namespace, device: Any) -> Array:
     """An array of the leading axes, ready to meet (..., K, G, T, S)."""
     if isinstance(values, np.ndarray):
-        values = np.clip(values, -_FAR, _FAR).astype(np.int32)
+        values = _clipped(values, _FAR, np.int32)
         if values.ndim == 0:
             return int(values)
     values = _on(values, xp, device)
+    if dtype_name(values.dtype).startswith("uint"):  # not every library adds signed and unsigned ones
+        values = xp.astype(values, xp.int32)
     return xp.reshape(values, (*values.shape, 1, 1, 1, 1))
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from npattn._arrays.broadcast import broadcast_shapes
-from npattn._arrays.checks import check_bool, check_broadcasts
-from npattn._arrays.namespace import Array, Namespace, array_namespace
+from npattn._arrays.checks import check_bool, check_broadcasts, host_int
+from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace, library_name
 from npattn._attention.place import ALL, MIXED, NONE, Place, Run, both, inverse, scan_runs
 
 
@@ -67,6 +67,8 @@ class Mask:
         ------
         ValueError
             If an array inside the mask does not fit T and S.
+        TypeError
+            If an array inside the mask belongs to another library.
 
         Examples
         --------
@@ -75,12 +77,12 @@ class Mask:
         array([[1, 0, 0],
                [1, 1, 0]])
         """
-        outer = self.outer_shape()
-        *lead, heads = outer or (1,)
-        self.check("to_array", tuple(lead), heads, T, S)
-        place = _whole(tuple(lead), heads, T, S)
-        visible = xp.broadcast_to(self.visible(place, xp, device), (*lead, heads, 1, T, S))
-        return xp.reshape(visible, (*outer, T, S))
+        home = self._home(xp, device)[0]
+        if library_name(home) != library_name(xp):
+            raise TypeError(f"to_array: the mask holds arrays of {library_name(home)}, and xp is {library_name(xp)}")
+        place = self._place(T, S)
+        visible = xp.broadcast_to(self.visible(place, xp, device), place.whole)
+        return xp.asarray(xp.reshape(visible, (*self.outer_shape(), T, S)), copy=True)  # an array mask's own memory until here
 
     def draw(self, T: int, S: int, *, at: Sequence[int] = ()) -> str:
         """A picture in text: a row a query, ``#`` where it may attend, ``.`` where not.
@@ -97,6 +99,11 @@ class Mask:
         str
             T lines of S characters.
 
+        Raises
+        ------
+        ValueError
+            If there is no such leading index and head.
+
         Examples
         --------
         >>> from npattn import window_mask
@@ -105,7 +112,9 @@ class Mask:
         ##..
         .##.
         """
-        return "\n".join("".join(".#"[int(seen)] for seen in row) for row in self._at(T, S, at))
+        xp, device = self._home()
+        pairs = self.to_array(T, S, xp=xp, device=device)[(*self._index(at), ...)]
+        return "\n".join("".join(".#"[int(bool(pairs[i, j]))] for j in range(S)) for i in range(T))
 
     def explain(self, i: int, j: int, *, T: int, S: int, at: Sequence[int] = ()) -> str:
         """Say in words whether query ``i`` may attend to key ``j``, and which part of the mask forbids it if not.
@@ -127,7 +136,7 @@ class Mask:
         Raises
         ------
         ValueError
-            If i or j lies outside.
+            If i or j lies outside, or there is no such leading index and head.
 
         Examples
         --------
@@ -137,23 +146,44 @@ class Mask:
         """
         if not (0 <= i < T and 0 <= j < S):
             raise ValueError(f"explain: the pair ({i}, {j}) lies outside T = {T}, S = {S}")
-        if self._at(T, S, at)[i, j]:
+        if self.sees(i, j, T, S, at):
             return f"query {i} may attend to key {j}"
-        reasons = self._forbidders(i, j, T, S, tuple(at))
+        reasons = self._forbidders(i, j, T, S, at)
         return f"query {i} may not attend to key {j}: {' and '.join(reasons)} forbid{'s' if len(reasons) == 1 else ''} it"
 
-    def _at(self, T: int, S: int, at: Sequence[int]) -> np.ndarray[Any, Any]:
-        xp = array_namespace("mask", **{f"array_{n}": a for n, a in enumerate(self.arrays())})
-        whole = self.to_array(T, S, xp=xp)
-        outer = whole.shape[:-2]
-        wanted = (0,) * (len(outer) - len(at)) + tuple(at)[max(len(at) - len(outer), 0) :]
-        index = tuple(0 if n == 1 else i for i, n in zip(wanted, outer, strict=True))
-        return np.asarray([[bool(whole[(*index, i, j)]) for j in range(S)] for i in range(T)]).reshape(T, S)
+    def _place(self, T: int, S: int) -> Place:
+        """Everything, for a problem that has the mask's own leading axes and heads."""
+        *lead, heads = self.outer_shape() or (1,)
+        self.check("mask", tuple(lead), heads, T, S)
+        parts = (slice(0, heads), slice(0, 1), slice(0, T), slice(0, S))
+        return Place(tuple(slice(0, n) for n in lead), *parts, whole=(*lead, heads, 1, T, S))
 
-    def _forbidders(self, i: int, j: int, T: int, S: int, at: tuple[int, ...]) -> list[str]:
+    def _index(self, at: Sequence[int]) -> tuple[int, ...]:
+        """``at``, right-aligned, as an index into the mask's own leading axes and heads."""
+        outer = self.outer_shape()
+        wanted = (0,) * (len(outer) - len(at)) + tuple(at)[max(len(at) - len(outer), 0) :]
+        index = tuple(0 if n == 1 else host_int("mask", "at", a) for a, n in zip(wanted, outer, strict=True))
+        if not all(0 <= a < n for a, n in zip(index, outer, strict=True)):
+            raise ValueError(f"mask: at must be an index into the leading axes and heads {outer}, got {tuple(at)}")
+        return index
+
+    def _home(self, xp: Namespace = np, device: Any = None) -> tuple[Namespace, Any]:
+        """The library and device of the arrays inside, else those given."""
+        arrays = {f"array {n} of the mask": array for n, array in enumerate(self.arrays())}
+        return (array_namespace("mask", **arrays), array_device(next(iter(arrays.values())))) if arrays else (xp, device)
+
+    def _forbidders(self, i: int, j: int, T: int, S: int, at: Sequence[int]) -> list[str]:
         return [repr(self)]
 
-    # What the tiling asks --------------------------------------------------------------------------------------------------
+    # What other rooms ask --------------------------------------------------------------------------------------------------
+
+    def sees(self, i: int, j: int, T: int, S: int, at: Sequence[int] = ()) -> bool:
+        """Whether query ``i`` may attend to key ``j``, from this one pair."""
+        index = self._index(at) or (0,)
+        *lead, heads = (slice(n, n + 1) for n in index)
+        one = self._place(T, S)._replace(lead=tuple(lead), heads=heads, queries=slice(i, i + 1), keys=slice(j, j + 1))
+        xp, device = self._home()
+        return bool(xp.reshape(self.visible(one, xp, device), ()))
 
     def runs(self, place: Place) -> list[Run]:
         """How visible the keys of ``place`` are to its queries: runs that cover them, in order. Host data only."""
@@ -237,8 +267,8 @@ class _Both(Mask):
         parts = [f"({p!r})" if isinstance(p, _Both) and p.sign != self.sign else repr(p) for p in (self.left, self.right)]
         return f"{parts[0]} {self.sign} {parts[1]}"
 
-    def _forbidders(self, i: int, j: int, T: int, S: int, at: tuple[int, ...]) -> list[str]:
-        parts = [p for p in (self.left, self.right) if not p._at(T, S, at)[i, j]]
+    def _forbidders(self, i: int, j: int, T: int, S: int, at: Sequence[int]) -> list[str]:
+        parts = [p for p in (self.left, self.right) if not p.sees(i, j, T, S, at)]
         return [reason for part in parts for reason in part._forbidders(i, j, T, S, at)]
 
     def runs(self, place: Place) -> list[Run]:
@@ -296,8 +326,3 @@ class _Inverse(Mask):
 
     def check(self, op: str, lead: tuple[int, ...], heads: int, T: int, S: int) -> None:
         self.inner.check(op, lead, heads, T, S)
-
-
-def _whole(lead: tuple[int, ...], heads: int, T: int, S: int) -> Place:
-    parts = (slice(0, heads), slice(0, 1), slice(0, T), slice(0, S))
-    return Place(tuple(slice(0, n) for n in lead), *parts, whole=(*lead, heads, 1, T, S))
