@@ -85,7 +85,7 @@ def run_node(inputs: Arrays, attributes: dict[str, Any]) -> Arrays:
     if options.pop("is_causal", 0):
         masks.append(causal_mask(offset))
     left, right = (options.pop(f"{side}_window_size", -1) for side in ("left", "right"))
-    masks.append(window_mask(*(None if n == -1 else n for n in (left, right)), offset))
+    masks.append(window_mask(None if left == -1 else left, None if right == -1 else right, offset))
     bias = None
     if "attn_mask" in arrays:
         pairs = arrays.pop("attn_mask")
