@@ -1,0 +1,1 @@
+"""What ``python -m npattn`` runs; imported only when a command is called."""

@@ -1,0 +1,185 @@
+"""The demo as a user runs it: a process, its output and its exit status."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from npattn._commands import demo
+from npattn._commands.character_model import CharacterParams, character_model, loss_and_gradient
+from npattn._commands.terminal import Progress, Terminal
+from npattn.testing.gradients import check_backward
+
+COMMAND = [sys.executable, "-m", "npattn", "demo"]
+PANGRAM = "The quick brown fox jumps over the lazy dog. "
+
+
+def run(*arguments, **environment):
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, env={**os.environ, **environment}, timeout=120, check=False
+    )
+
+
+def figure(text, label):
+    return float(re.search(rf"{label}.*?([0-9.]+)$", text, re.MULTILINE)[1])
+
+
+def test_demo_learns_and_shows_it():
+    done = run("--steps", "60", PYTHONIOENCODING="utf-8")
+    text = done.stdout.decode("utf-8")
+    assert done.returncode == 0, done.stderr.decode()
+    assert not done.stderr
+    differences = [float(x) for x in re.findall(r"^   [\w.]+ +-?[0-9.]+ +-?[0-9.]+ +([0-9.e+-]+)$", text, re.MULTILINE)]
+    assert len(differences) == 12
+    assert max(differences) < 1e-8
+    before, after = figure(text, "before training"), figure(text, "this model after 60 steps")
+    assert after < figure(text, "entropy of single characters") < before
+    assert re.search(r"step +60/60 +loss 2\.\d+ +0 s left", text)
+    assert "\r" not in text
+    assert "█" in text
+
+
+def test_the_gradient_report_can_fail(monkeypatch):
+    """A backward with a slip of one in a thousand stands out in the table."""
+
+    def slipped(params, ids, targets):
+        loss, grads = loss_and_gradient(params, ids, targets)
+        return loss, grads._replace(w_out=1.001 * grads.w_out)
+
+    monkeypatch.setattr(demo, "loss_and_gradient", slipped)
+    rng = np.random.default_rng(0)
+    text = demo.read_text(None)
+    params = CharacterParams.init(rng, alphabet=66, context=demo.CONTEXT, width=8, heads=2, dtype=np.float64)
+    off = {line.split()[0]: float(line.split()[-1]) for line in demo.gradient_report(params, text, rng)[1:]}
+    assert off["w_out"] > 1e-6 > 100 * max(value for name, value in off.items() if name != "w_out")
+
+
+def test_ascii_where_the_terminal_cannot_show_more(tmp_path):
+    path = tmp_path / "umlauts.txt"
+    path.write_text(40 * "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. ", encoding="utf-8")
+    done = run("--steps", "2", "--file", str(path), PYTHONIOENCODING="cp932")
+    assert done.returncode == 0, done.stderr.decode()
+    text = done.stdout.decode("cp932")
+    assert "█" not in text
+    assert "##" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        (b"", "too short: 0 characters"),
+        (b"short", "too short: 5 characters"),
+        (b"\xff\xfe\x00\x01" * 1000, "not UTF-8 text"),
+        (b"abc\0" * 1000, "zero bytes"),
+    ],
+)
+def test_a_file_that_cannot_be_used(tmp_path, content, message):
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    done = run("--file", str(path))
+    lines = done.stderr.decode().splitlines()
+    assert done.returncode == 2
+    assert len(lines) == 1
+    assert lines[0].startswith("npattn demo: ")
+    assert message in lines[0]
+    assert not done.stdout
+
+
+def test_a_directory_is_no_file(tmp_path):
+    done = run("--file", str(tmp_path))
+    assert done.returncode == 2
+    assert len(done.stderr.decode().splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [["--steps", "0"], ["--steps", "many"], ["--unknown"]])
+def test_arguments_that_cannot_be_used(arguments):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert b"error: " in done.stderr
+
+
+def test_own_text_of_the_least_size(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text((PANGRAM * 30)[: demo.LEAST], encoding="utf-8-sig", newline="\r\n")
+    done = run("--file", str(path), "--steps", "3")
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_interrupt_is_clean():
+    """Ctrl-C during training ends it, shows what has been reached and gives status 130."""
+    process = subprocess.Popen([*COMMAND, "--steps", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while b"2. Training" not in process.stdout.readline():
+        pass
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not err
+    assert b"Interrupted after" in out
+
+
+def test_a_reader_that_leaves(tmp_path):
+    process = subprocess.Popen([*COMMAND, "--steps", "3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+    process.wait(timeout=60)
+
+
+def test_progress_is_one_line_on_a_terminal():
+    leader, follower = pty.openpty()
+    with os.fdopen(follower, "w", encoding="utf-8") as stream:
+        terminal = Terminal(stream)
+        terminal.live = True  # whatever TERM says here
+        progress = Progress(terminal, 50)
+        for step in range(50):
+            progress.update(3.0 - step / 50)
+        progress.close()
+        stream.flush()
+        shown = os.read(leader, 1 << 16).decode()
+    os.close(leader)
+    assert "step   50/50" in shown
+    assert shown.count("\n") == 1
+    assert shown.count("\r") >= 2
+
+
+def test_a_flat_sparkline_and_an_empty_progress(capsys):
+    terminal = Terminal(sys.stdout)
+    assert len(set(terminal.sparkline([1.0, 1.0], 24))) == 1
+    Progress(terminal, 1).close()
+    assert not capsys.readouterr().out
+
+
+def test_model_sees_no_future():
+    rng = np.random.default_rng(1)
+    params = CharacterParams.init(rng, alphabet=7, context=5, width=6, heads=2, dtype=np.float64)
+    ids = rng.integers(0, 7, (3, 5))
+    changed = ids.copy()
+    changed[:, 3:] = (changed[:, 3:] + 1) % 7
+    assert np.array_equal(character_model(params, ids)[:, :3], character_model(params, changed)[:, :3])
+
+
+def test_model_gradient():
+    rng = np.random.default_rng(2)
+    params = CharacterParams.init(rng, alphabet=7, context=5, width=6, heads=2, dtype=np.float64)
+    ids, targets = rng.integers(0, 7, (2, 3, 5))
+
+    def forward(params):
+        loss, grads = loss_and_gradient(params, ids, targets)
+        return np.asarray(loss), grads
+
+    def backward(dout, grads):
+        return (type(grads)(*demo.tree_map(lambda x: dout * x, grads)),)
+
+    check_backward(forward, backward, [params])
