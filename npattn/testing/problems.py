@@ -10,16 +10,15 @@ import numpy as np
 
 from npattn._attention.biases import LazyBias, alibi_bias, relative_bias
 from npattn._attention.mask_kinds import length_mask, segment_mask
-from npattn._attention.masks import Mask, as_mask
+from npattn._attention.masks import as_mask
 from npattn.layers.dropout import Dropout
+from npattn.testing.as_code import call_code, literal_code
 from npattn.testing.dense import ArrayMask, Band, Both, Either, Inverse, Lengths, Segments, dense_bias, dense_mask
+from npattn.testing.layouts import laid_out
 from npattn.testing.libraries import Library, asarray
 
 FloatArray = np.ndarray[Any, Any]
 
-LAYOUTS = (
-    "contiguous", "read-only", "fortran", "strided", "reversed", "transposed", "broadcast", "overlapping", "unaligned", "big-endian"
-)  # fmt: skip
 EXTREMES = ("large scores", "far keys", "far bias", "huge values", "tiny values", "tiny keys")
 
 
@@ -86,7 +85,7 @@ class AttentionProblem(NamedTuple):
     code: str = ""
 
     def __repr__(self) -> str:
-        return self.code or _literal(self)
+        return self.code or literal_code(self)
 
     def replace(self, **changes: Any) -> AttentionProblem:
         """The same problem with other arrays or options."""
@@ -274,7 +273,7 @@ def attention_problem(
     extreme : sequence of str, optional
         Names from ``EXTREMES``.
     layouts : mapping of str to str, optional
-        How arrays lie in memory, by name (q, k, v, bias, sinks, dout, dlse): names from ``LAYOUTS``. ``broadcast`` and
+        How arrays lie in memory, by name (q, k, v, bias, sinks, dout, dlse): names from ``layouts.LAYOUTS``. ``broadcast`` and
         ``overlapping`` repeat numbers, and so change the values.
 
     Returns
@@ -307,7 +306,7 @@ def attention_problem(
     elif bias is not None:
         made = draw("bias", bias)
     problem = AttentionProblem(
-        q_array, k_array, v_array, q_array, None, mask, made, scale, softcap, None, dropout, seed, _call(given)
+        q_array, k_array, v_array, q_array, None, mask, made, scale, softcap, None, dropout, seed, call_code(given)
     )
     rows = problem.pairs[:-1] if problem.has_heads else problem.pairs[-2:-1]
     return problem._replace(
@@ -334,112 +333,3 @@ def _extreme(name: str, x: FloatArray, extreme: Sequence[str], info: Any, rng: n
         elif (kind == "tiny values" and name == "v") or (kind == "tiny keys" and name == "k"):
             x = x * small / 8  # below the normal numbers
     return x
-
-
-def laid_out(x: FloatArray, layout: str) -> FloatArray:
-    """An array of the same shape that lies differently in memory; nobody may write to it, unless it is ``contiguous``."""
-    if layout == "contiguous":
-        return np.array(x)
-    if x.ndim == 0:
-        layout = "read-only"
-    if layout == "fortran":
-        x = np.array(x, order="F")
-    elif layout == "strided":
-        wide = np.full((*x.shape[:-1], 2 * x.shape[-1]), np.nan, dtype=x.dtype)
-        wide[..., ::2] = x
-        x = wide[..., ::2]
-    elif layout == "reversed":
-        x = np.flip(np.flip(x).copy())
-    elif layout == "transposed":
-        x = np.array(x.T, order="C").T if x.ndim < 2 else np.swapaxes(np.swapaxes(x, -1, -2).copy(), -1, -2)
-    elif layout == "broadcast":
-        axis = next((a for a, n in enumerate(x.shape) if n > 1), 0)
-        x = np.broadcast_to(x[(slice(None),) * axis + (slice(0, 1),)] if x.ndim else x, x.shape)
-    elif layout == "overlapping":
-        if x.ndim > 1 and x.size:  # every row is the one before it, moved by one element
-            strip = np.concatenate([x[..., 0, :], x[..., 1:, -1]], axis=-1)
-            x = np.lib.stride_tricks.sliding_window_view(strip, x.shape[-1], axis=-1)
-    elif layout == "unaligned":
-        data = np.empty(x.nbytes + 1, dtype=np.uint8)
-        moved = data[1:].view(x.dtype).reshape(x.shape)
-        moved[...] = x
-        x = moved
-    elif layout == "big-endian":
-        x = x.astype(x.dtype.newbyteorder(">"))
-    elif layout != "read-only":
-        raise ValueError(f"attention_problem: layouts must be among {', '.join(LAYOUTS)}, got {layout!r}")
-    else:
-        x = np.array(x)
-    x = x.view()
-    x.flags.writeable = False
-    return x
-
-
-# Code --------------------------------------------------------------------------------------------------------------------------
-
-_DEFAULTS = {
-    "seed": 0, "dtype": "float64", "values": "normal", "hidden": 0.0, "sinks": False, "dlse": False, "extreme": (), "layouts": {}
-}  # fmt: skip
-
-
-def _call(given: dict[str, Any]) -> str:
-    shapes = ", ".join(f"{name}={tuple(given.pop(name))}" for name in ("q", "k", "v"))
-    options = [
-        f"{name}={code_of(value)}"
-        for name, value in given.items()
-        if value is not None and (name == "mask" or value != _DEFAULTS.get(name))
-    ]
-    return f"attention_problem({', '.join([shapes, *options])})"
-
-
-def _literal(problem: AttentionProblem) -> str:
-    fields = [
-        f"{name}={code_of(value)}"
-        for name, value in zip(problem._fields, problem, strict=True)
-        if value is not None and name not in ("code", "seed")
-    ]
-    return f"AttentionProblem({', '.join(fields)})"
-
-
-def code_of(value: Any) -> str:
-    """A value as code, with ``np`` for NumPy and npattn's own names."""
-    match value:
-        case np.ndarray():
-            dtype = value.dtype.newbyteorder("=").name
-            return f"np.array({_list(value)}, dtype=np.{dtype})" if value.size else f"np.zeros({value.shape}, dtype=np.{dtype})"
-        case LazyBias():
-            more = "" if value.name == "alibi_bias" else _keywords(value, ("bidirectional", "max_distance"))
-            return f"{value.name}({code_of(value.parameters)}{_keywords(value, ('offset',))}{more})"
-        case Band(name=name, left=left, right=right, offset=offset):
-            sides = [repr(left), repr(right)] if name == "window_mask" else []
-            shift = [] if offset is None or (offset.ndim == 0 and int(offset) == 0) else [f"offset={_integers(offset)}"]
-            return f"{name}({', '.join(sides + shift)})"
-        case Lengths(keys=keys, queries=queries):
-            return f"length_mask({_integers(keys)}{'' if queries is None else ', ' + _integers(queries)})"
-        case Segments(queries=queries, keys=keys):
-            return f"segment_mask({_integers(queries)}{'' if keys is queries else ', ' + _integers(keys)})"
-        case Both(left=left, right=right, sign=sign):  # the brackets that are not needed do no harm
-            return f"({code_of(left)} {sign} {code_of(right)})"
-        case Inverse(inner=inner):
-            return f"~{code_of(inner)}"
-        case ArrayMask(array=array):
-            return code_of(array)
-    return repr(value)
-
-
-def _list(value: FloatArray) -> str:
-    return repr(value.tolist()).replace("inf", "np.inf").replace("nan", "np.nan")
-
-
-def _integers(value: Any) -> str:
-    value = np.asarray(value)
-    return _list(value) if value.size else code_of(value)
-
-
-def _keywords(value: Any, names: Sequence[str]) -> str:
-    return "".join(f", {name}={getattr(value, name)!r}" for name in names)
-
-
-def masked_as(problem: AttentionProblem, mask: Mask | FloatArray | None) -> AttentionProblem:
-    """The same problem with another mask."""
-    return problem.replace(mask=mask)

@@ -18,43 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn._attention.biases import LazyBias
-from npattn.testing.dense import lazy_bias_gradient, lazy_bias_scale
-from npattn.testing.oracle import naive_backward, naive_forward
-from npattn.testing.problems import AttentionProblem
+from npattn.testing.candidates import Answer
+from npattn.testing.dense import dense_bias, lazy_bias_scale
+from npattn.testing.oracle import naive_forward
+from npattn.testing.problems import AttentionProblem, bias_with
 
 FloatArray = np.ndarray[Any, Any]
 
 DIFFERENCE = 1e-8  # of Σ|t|·scale: what finite differences with Richardson extrapolation are good for in float64
 AUTODIFF = 45  # roundings of (1 + largest |biased|)·scale: 1e-14 in float64
-
-
-class Answer(NamedTuple):
-    """Results and gradients of an attention, or something of the same shapes; ``None`` for what there is not."""
-
-    out: Any
-    lse: Any = None
-    dq: Any = None
-    dk: Any = None
-    dv: Any = None
-    dbias: Any = None
-    dsinks: Any = None
-
-    def given(self) -> dict[str, Any]:
-        """What there is, by name."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
-
-
-def naive(problem: AttentionProblem, dtype: Any = np.float64, *, backward: bool = True) -> Answer:
-    """The oracle's answer to a problem, or that of the naive formula in another precision."""
-    options = problem.dense_options()
-    done = naive_forward(problem.q, problem.k, problem.v, **options, dtype=dtype)
-    if not problem.has_heads:  # the dense mask and bias have a head axis, the problem has none
-        done = done._replace(out=done.out.reshape(done.out.shape[-2:]), lse=done.lse.reshape(done.lse.shape[-1:]))
-    if not backward:
-        return Answer(done.out, done.lse)
-    grads = naive_backward(problem.dout, problem.q, problem.k, problem.v, dlse=problem.dlse, **options, dtype=dtype)
-    dbias = lazy_bias_gradient(problem.bias, grads.dbiased) if isinstance(problem.bias, LazyBias) else grads.dbias
-    return Answer(done.out, done.lse, grads.dq, grads.dk, grads.dv, dbias, grads.dsinks)
 
 
 class Scales(NamedTuple):
@@ -168,9 +140,6 @@ def difference_step(problem: AttentionProblem, directions: dict[str, FloatArray]
     if "bias" in directions:
         t = dense = directions["bias"]
         if isinstance(problem.bias, LazyBias):
-            from npattn.testing.dense import dense_bias
-            from npattn.testing.problems import bias_with
-
             dense = dense_bias(bias_with(problem.bias, t), *problem.pairs[-3:])
         change = change + np.abs(dense)
     largest = change[problem.visible()].max(initial=1.0)

@@ -15,7 +15,8 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from npattn._attention.mask_kinds import causal_mask, causal_mask_end, length_mask, segment_mask, window_mask
 from npattn._attention.masks import Mask, as_mask
 from npattn.layers.dropout import Dropout
-from npattn.testing.problems import EXTREMES, LAYOUTS, Alibi, AttentionProblem, Relative, attention_problem
+from npattn.testing.layouts import LAYOUTS
+from npattn.testing.problems import EXTREMES, Alibi, AttentionProblem, Relative, attention_problem
 
 Axis: TypeAlias = int | Sequence[int] | SearchStrategy[int] | None
 
