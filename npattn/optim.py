@@ -166,7 +166,7 @@ def check_gradients(op: str, params: Any, grads: Any) -> None:
 def lifted(x: Array) -> Array:
     """In the dtype that steps are computed in: float32 for float16 and bfloat16, else its own."""
     xp = array_namespace("lifted", x=x)
-    return xp.astype(x, compute_dtype(x.dtype, xp=xp), copy=False)
+    return xp.astype(x, compute_dtype(float_dtype("lifted", x=x), xp=xp), copy=False)
 
 
 def as_leaf(x: Array, *, like: Array) -> Array:

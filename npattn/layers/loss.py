@@ -120,7 +120,8 @@ def cross_entropy_forward(
     check_range(op, "targets", targets, logits.shape[-1], "V", ignored=ignore_index)
 
     with np.errstate(all="ignore"):
-        rows = _measure(logits, targets, label_smoothing, ignore_index, xp)
+        lifted = xp.astype(logits, compute_dtype(dtype, xp=xp), copy=False)
+        rows = _measure(lifted, targets, label_smoothing, ignore_index, xp)
         saved = CrossEntropySaved(logits, targets, label_smoothing, ignore_index, weights, *rows)
         return xp.astype(_mean(saved.losses, _count(saved, xp), xp), dtype), saved
 
@@ -181,11 +182,10 @@ def cross_entropy_backward(dout: Array | float, saved: CrossEntropySaved, /) -> 
 def _measure(
     logits: Array, targets: Array, label_smoothing: float, ignore_index: int | None, xp: Namespace
 ) -> tuple[Array, Array, Array]:
-    """row_max and row_sum (..., 1), and the loss of every token (...)."""
-    lifted = xp.astype(logits, compute_dtype(logits.dtype, xp=xp), copy=False)
-    largest = row_max(lifted, -1, xp=xp)
-    shifted = lifted - shift(largest, xp=xp)
-    row_sum = xp.sum(xp.exp(shifted), axis=-1, keepdims=True, dtype=lifted.dtype)
+    """row_max and row_sum (..., 1), and the loss of every token (...), from lifted logits."""
+    largest = row_max(logits, -1, xp=xp)
+    shifted = logits - shift(largest, xp=xp)
+    row_sum = xp.sum(xp.exp(shifted), axis=-1, keepdims=True, dtype=logits.dtype)
     picked = _pick(shifted, _safe(targets, logits, ignore_index, xp)[0], xp)
     losses = xp.log(or_one(row_sum[..., 0], xp=xp)) - (1 - label_smoothing) * picked
     if label_smoothing:
