@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "derivation.md"
 
-QUOTES = re.findall(r"^```py\n# (\S+): (\S+)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.M | re.S)
+QUOTES = re.findall(r"^```py\n# (\S+): (\S+)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize(("file", "name", "quote"), QUOTES, ids=lambda part: part if "\n" not in part else "")
@@ -24,12 +24,12 @@ def test_quoted_lines_stand_in_the_function(file: str, name: str, quote: str) ->
 
 
 def test_every_block_of_package_code_names_its_function() -> None:
-    assert len(QUOTES) == len(re.findall("^```py$", PAGE.read_text(encoding="utf-8"), flags=re.M))
+    assert len(QUOTES) == len(re.findall("^```py$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE))
     assert len(QUOTES) > 20
 
 
 def test_sections_that_the_package_refers_to_exist() -> None:
-    headings = set(re.findall(r"^#+ (.*)$", PAGE.read_text(encoding="utf-8"), flags=re.M))
+    headings = set(re.findall(r"^#+ (.*)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE))
     referred = set(references())
     assert len(referred) >= 9
     assert not {name for name in referred if name not in headings}
@@ -44,9 +44,7 @@ def function_lines(file: Path, name: str) -> list[str]:
     text = file.read_text(encoding="utf-8")
     node: ast.AST = ast.parse(text)
     for part in name.split("."):
-        node = next(
-            n for n in ast.iter_child_nodes(node) if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == part
-        )
+        node = next(n for n in ast.iter_child_nodes(node) if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == part)
     assert isinstance(node, ast.FunctionDef)
     return stripped("\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno]))
 
