@@ -53,7 +53,8 @@ class Place(NamedTuple):
         lead = array.ndim - trailing
         if lead == 0:
             return array  # whole: NumPy would make a scalar of array[()]
-        return array[tuple(_part(s, n) for s, n in zip(self.lead[len(self.lead) - lead :], array.shape, strict=False))]
+        index = [_part(s, n) for s, n in zip(self.lead[len(self.lead) - lead :], array.shape, strict=False)]
+        return array[(*index, ...)]
 
     def per_pair(self, array: Array, xp: Namespace) -> Array:
         """This tile's part of an array that broadcasts to (..., H, T, S), as (..., K, G, T, S)."""
