@@ -362,7 +362,7 @@ def test_arrays_on_either_side(name):
     array = np.asarray([[True, False, True], [False, True, True]])
     causal = causal_mask().to_array(2, 3)
     given = asarray(array, library)
-    sides: list[tuple[Any, Any]] = [(causal_mask() & given, causal & array), (causal_mask() | given, causal | array)]
+    sides = [(causal_mask() & given, causal & array), (causal_mask() | given, causal | array)]
     if name == "strict":  # it asks of the right operand that it be one of its arrays, and leaves it no say
         with pytest.raises(TypeError, match="Expected Array or Python scalar"):
             given & causal_mask()
@@ -442,6 +442,7 @@ def test_no_truth_value(mask):
 
 # Errors ------------------------------------------------------------------------------------------------------------------------
 
+NO_INTEGER: Any = 1.0
 X = np.zeros((2, 3, 4, 5))  # (B, H, T, D), and S = 4
 
 
@@ -491,7 +492,7 @@ def test_what_does_not_fit(mask, error, message):
         (lambda: causal_mask(np.asarray([0.5])), TypeError, "causal_mask: offset must have an integer dtype, got float64"),
         (lambda: causal_mask([True]), TypeError, "causal_mask: offset must have an integer dtype, got bool"),
         (lambda: window_mask(-1, 0), ValueError, "window_mask: left must be at least 0, got -1"),
-        (lambda: window_mask(0, *[1.0]), TypeError, "window_mask: right must be an integer, got float"),
+        (lambda: window_mask(0, NO_INTEGER), TypeError, "window_mask: right must be an integer, got float"),
         (lambda: length_mask([1.0]), TypeError, "length_mask: key_lengths must have an integer dtype, got float64"),
         (lambda: length_mask(1, [1.0]), TypeError, "length_mask: query_lengths must have an integer dtype, got float64"),
         (lambda: segment_mask(3), ValueError, r"segment_mask: query_ids must have shape \(..., T\), got \(\)"),
