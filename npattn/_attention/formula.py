@@ -40,7 +40,7 @@ class Rows(NamedTuple):
     """What backward needs to know of every row, ready for its tiles."""
 
     dout: Array  # dout / row_sum
-    delta: Array  # (delta - dlse) / row_sum
+    offset: Array  # (δ - dlse) / row_sum
     shift: Array  # row_max, 0 where there is none
 
 
@@ -56,34 +56,31 @@ class TileGrads(NamedTuple):
 # Forward ---------------------------------------------------------------------------------------------------------------------
 
 
-def scores(ops: Ops, q: Array, k: Array) -> Array:
+def score(ops: Ops, q: Array, k: Array) -> Array:
     """scores = scale·q kᵀ."""
     return ops.matmul(q, ops.transpose(k), "scores")
 
 
-def capped(ops: Ops, scores: Array, softcap: float) -> Array:
+def cap(ops: Ops, scores: Array, softcap: float) -> Array:
     """capped = c·tanh(scores / c)."""
     return ops.multiply(ops.tanh(ops.multiply(scores, 1 / softcap)), softcap)
 
 
-def biased(ops: Ops, q: Array, k: Array, terms: Terms) -> Array:
-    """biased = capped + bias, before anything is hidden."""
-    x = scores(ops, q, k)
-    if terms.softcap is not None:
-        x = capped(ops, x, terms.softcap)
-    return x if terms.bias is None else ops.add(x, terms.bias)
-
-
-def numerators(ops: Ops, biased: Array, shift: Array) -> Array:
-    """exp(biased - shift): the weights before they are divided by row_sum."""
+def exponentials(ops: Ops, biased: Array, shift: Array) -> Array:
+    """The numerators exp(biased - shift): weights before they are divided by row_sum."""
     return ops.exp(ops.subtract(biased, shift))
 
 
 def forward_tile(ops: Ops, q: Array, k: Array, v: Array, terms: Terms, *, keep: bool = False) -> tuple[Part, Array]:
-    """One tile's part of the result; and its numerators, to be kept for backward if asked for."""
-    x = ops.hide(biased(ops, q, k, terms), terms.hidden, -float("inf"))
+    """One tile's part of the result; and its numerators p, to be kept for backward if asked for."""
+    x = score(ops, q, k)
+    if terms.softcap is not None:
+        x = cap(ops, x, terms.softcap)
+    if terms.bias is not None:
+        x = ops.add(x, terms.bias)
+    x = ops.hide(x, terms.hidden, -float("inf"))
     row_max = ops.row_max(x)
-    p = numerators(ops, x, row_max if terms.live is None else ops.xp.where(terms.live, row_max, 0.0))
+    p = exponentials(ops, x, row_max if terms.live is None else ops.xp.where(terms.live, row_max, 0.0))
     if keep:
         p = ops.hide(p, terms.hidden, 0.0)  # a row that is NaN is NaN at its hidden pairs too
     row_sum = ops.row_sum(p)
@@ -147,28 +144,30 @@ def row_delta(dout: Array, out: Array, xp: Namespace) -> Array:
     return xp.vecdot(dout, out)[..., None]
 
 
-def rows_backward(
-    dout: Array, delta: Array, dlse: Array | None, row_max: Array, row_sum: Array, xp: Namespace, *, every_row_sees: bool
-) -> Rows:
+def row_offset(delta: Array, dlse: Array | None) -> Array:
+    """δ - dlse, what the softmax's backward subtracts in every row."""
+    return delta if dlse is None else delta - dlse
+
+
+def rows_backward(dout: Array, offset: Array, row_max: Array, row_sum: Array, xp: Namespace, *, every_row_sees: bool) -> Rows:
     """The row terms of every tile: weights = numerators / row_sum, and the division is done here, once a row."""
-    delta = delta if dlse is None else delta - dlse
     if every_row_sees:
-        return Rows(dout / row_sum, delta / row_sum, row_max)
+        return Rows(dout / row_sum, offset / row_sum, row_max)
     # selection: at a row that sees nothing, dout may be NaN and dlse may be anything
     seen, inverse = row_sum != 0, reciprocal(row_sum, xp)
-    return Rows(xp.where(seen, dout * inverse, 0.0), xp.where(seen, delta * inverse, 0.0), xp.where(seen, row_max, 0.0))
+    return Rows(xp.where(seen, dout * inverse, 0.0), xp.where(seen, offset * inverse, 0.0), xp.where(seen, row_max, 0.0))
 
 
 def rows_as_kept(rows: Rows, tile_max: Array, xp: Namespace) -> Rows:
     """The row terms for numerators that were made with a tile's own row_max instead of the whole row's."""
     factor = xp.exp(tile_max - rows.shift)
-    return rows._replace(dout=rows.dout * factor, delta=rows.delta * factor)
+    return rows._replace(dout=rows.dout * factor, offset=rows.offset * factor)
 
 
-def sink_backward(sinks: Array, delta: Array, dlse: Array | None, row_max: Array, row_sum: Array, xp: Namespace) -> Array:
+def sink_backward(sinks: Array, offset: Array, row_max: Array, row_sum: Array, xp: Namespace) -> Array:
     """dsink_i = p_i (dlse_i - δ_i), p_i = exp(sink - lse_i) the sink's weight in row i."""
     weight = rescale(sinks, _sink_sum(sinks, xp), row_max, xp) * reciprocal(row_sum, xp)
-    return weight * (-delta if dlse is None else dlse - delta)
+    return weight * -offset
 
 
 def cap_slope(ops: Ops, capped: Array, softcap: float) -> Array:
@@ -177,53 +176,55 @@ def cap_slope(ops: Ops, capped: Array, softcap: float) -> Array:
     return ops.add(ops.multiply(ops.multiply(tanh, tanh), -1.0), 1.0)
 
 
-def ddropped(ops: Ops, dout: Array, v: Array) -> Array:
+def values_backward(ops: Ops, dout: Array, v: Array) -> Array:
     """From out = dropped v: ddropped = dout vᵀ."""
     return ops.matmul(dout, ops.transpose(v), "dweights")
 
 
-def dweights(ops: Ops, ddropped: Array, factors: Array | None) -> Array:
+def dropout_backward(ops: Ops, ddropped: Array, factors: Array | None) -> Array:
     """From dropped = weights∘factors: dweights = ddropped∘factors."""
     return ddropped if factors is None else ops.multiply(ddropped, factors)
 
 
-def dbiased(ops: Ops, dweights: Array, delta: Array, weights: Array, hidden: Sequence[Hidden]) -> Array:
-    """From weights = softmax(biased): dbiased = weights∘(dweights - δ + dlse), 0 where hidden; delta is δ - dlse."""
-    return ops.hide(ops.multiply(ops.subtract(dweights, delta), weights), hidden, 0.0)
+def softmax_backward(ops: Ops, dweights: Array, offset: Array, weights: Array, hidden: Sequence[Hidden]) -> Array:
+    """From weights = softmax(biased): dbiased = weights∘(dweights - δ + dlse), 0 where hidden."""
+    return ops.hide(ops.multiply(ops.subtract(dweights, offset), weights), hidden, 0.0)
 
 
-def dscores(ops: Ops, dcapped: Array, slope: Array | None) -> Array:
+def cap_backward(ops: Ops, dcapped: Array, slope: Array | None) -> Array:
     """From capped = c·tanh(scores / c): dscores = dcapped∘slope; and dcapped is dbiased."""
     return dcapped if slope is None else ops.multiply(dcapped, slope, "dscores")
 
 
 def backward_tile(ops: Ops, q: Array, k: Array, v: Array, rows: Rows, terms: Terms, kept: Array | None = None) -> TileGrads:
-    """One tile's share of dq / scale, dk, dv, and its dbiased; ``kept`` are the numerators, if forward kept them."""
-    p, slope = _numerators_again(ops, q, k, rows, terms) if kept is None else (kept, _slope_again(ops, q, k, terms))
+    """One tile's share of dq / scale, dk, dv, and its dbiased; ``kept`` are the numerators, if forward kept them.
+
+    p are numerators and stand where the chain rule has weights = p / row_sum: rows brings dout and offset divided by row_sum.
+    """
+    p, slope = _numerators_again(ops, q, k, rows.shift, terms) if kept is None else (kept, None)
     # out = dropped v
     dropped = p if terms.factors is None else ops.multiply(p, terms.factors, "dropped")
     dv = ops.matmul(ops.transpose(dropped), rows.dout, "dv")
-    dx = dweights(ops, ddropped(ops, rows.dout, v), terms.factors)
-    # weights = softmax(capped + bias)
-    db = dbiased(ops, dx, rows.delta, p, terms.hidden)
-    # capped = c·tanh(scores / c), scores = scale·q kᵀ with the scale in q
-    ds = dscores(ops, db, slope)
-    return TileGrads(ops.matmul(ds, k, "dq"), ops.matmul(ops.transpose(ds), q, "dk"), dv, db)
+    ddropped = values_backward(ops, rows.dout, v)
+    # dropped = weights∘factors
+    dweights = dropout_backward(ops, ddropped, terms.factors)
+    # weights = softmax(biased), biased = capped + bias
+    dbiased = softmax_backward(ops, dweights, rows.offset, p, terms.hidden)
+    # capped = c·tanh(scores / c)
+    dscores = cap_backward(ops, dbiased, slope)
+    # scores = scale·q kᵀ, with the scale in q
+    return TileGrads(ops.matmul(dscores, k, "dq"), ops.matmul(ops.transpose(dscores), q, "dk"), dv, dbiased)
 
 
-def _numerators_again(ops: Ops, q: Array, k: Array, rows: Rows, terms: Terms) -> tuple[Array, Array | None]:
+def _numerators_again(ops: Ops, q: Array, k: Array, shift: Array, terms: Terms) -> tuple[Array, Array | None]:
     """exp(biased - row_max), 0 where hidden, and the slope of the cap."""
-    x, slope = scores(ops, q, k), None
+    x, slope = score(ops, q, k), None
     if terms.softcap is not None:
-        x = capped(ops, x, terms.softcap)
+        x = cap(ops, x, terms.softcap)
         slope = cap_slope(ops, x, terms.softcap)
-    x = x if terms.bias is None else ops.add(x, terms.bias)
-    return ops.hide(numerators(ops, x, rows.shift), terms.hidden, 0.0), slope
-
-
-def _slope_again(ops: Ops, q: Array, k: Array, terms: Terms) -> Array | None:
-    """The slope of the cap, where the numerators are kept."""
-    return None if terms.softcap is None else cap_slope(ops, capped(ops, scores(ops, q, k), terms.softcap), terms.softcap)
+    if terms.bias is not None:
+        x = ops.add(x, terms.bias)
+    return ops.hide(exponentials(ops, x, shift), terms.hidden, 0.0), slope
 
 
 # Merging results -------------------------------------------------------------------------------------------------------------
@@ -239,6 +240,6 @@ def merge_backward(part: Part, out: Array, lse: Array, dout: Array, dlse: Array 
     """out = Σ_j p_j out_j, p_j = exp(lse_j - lse): dout_j = p_j dout, dlse_j = p_j (dout·(out_j - out) + dlse)."""
     seen = part.row_sum != 0
     weight = rescale(part.row_max, part.row_sum, lse, xp)
-    change = xp.vecdot(dout, part.out - out)[..., None]
-    dlse = weight * (change if dlse is None else change + dlse)
-    return xp.where(seen, weight * dout, 0.0), xp.where(seen, dlse, 0.0)
+    pull = xp.vecdot(dout, part.out - out)[..., None]
+    of_lse = weight * (pull if dlse is None else pull + dlse)
+    return xp.where(seen, weight * dout, 0.0), xp.where(seen, of_lse, 0.0)

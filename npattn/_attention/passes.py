@@ -196,8 +196,9 @@ class _BackwardUnit:
         self.dlse = None if dlse is None else unit_rows(problem, unit, dlse)
         self.row_max, self.row_sum = unit_rows(problem, unit, done.row_max), unit_rows(problem, unit, done.row_sum)
         self.delta = formula.row_delta(dout, unit_rows(problem, unit, done.out), self.xp)
+        offset = formula.row_offset(self.delta, self.dlse)
         self.rows = formula.rows_backward(
-            dout, self.delta, self.dlse, self.row_max, self.row_sum, self.xp, every_row_sees=problem.every_row_sees
+            dout, offset, self.row_max, self.row_sum, self.xp, every_row_sees=problem.every_row_sees
         )
         self.total: Array | None = None
         self.seen: Array | bool = False  # which rows see a key; True for all
@@ -236,7 +237,7 @@ class _BackwardUnit:
         elif self.seen is not True:
             delta = self.xp.where(self.seen, delta, 0.0)
         sinks = sink_rows(self.problem, self.unit)
-        shares = formula.sink_backward(sinks, delta, self.dlse, self.row_max, self.row_sum, self.xp)
+        shares = formula.sink_backward(sinks, formula.row_offset(delta, self.dlse), self.row_max, self.row_sum, self.xp)
         group = self.unit.group.stop - self.unit.group.start
         shares = self.xp.reshape(shares, (*shares.shape[:-2], group, -1))
         return self.xp.sum(shares, axis=(*range(shares.ndim - 3), shares.ndim - 1))

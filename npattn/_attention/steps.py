@@ -192,12 +192,12 @@ def attention_steps_backward(dout: Array, saved: AttentionSaved, /, *, dlse: Arr
     def unit_steps(whole: _Whole) -> tuple[Array, ...]:
         rows = ops.load(unit_rows(problem, whole.unit, cotangent), "dout")
         delta = formula.row_delta(rows, unit_rows(problem, whole.unit, done_out), problem.xp)
-        delta = delta if of_lse is None else delta - unit_rows(problem, whole.unit, of_lse)
-        ddropped = formula.ddropped(ops, rows, whole.v)
-        dweights = formula.dweights(ops, ddropped, whole.factors)
-        dbiased = formula.dbiased(ops, dweights, delta, whole.weights(), whole.hidden)
+        offset = formula.row_offset(delta, None if of_lse is None else unit_rows(problem, whole.unit, of_lse))
+        ddropped = formula.values_backward(ops, rows, whole.v)
+        dweights = formula.dropout_backward(ops, ddropped, whole.factors)
+        dbiased = formula.softmax_backward(ops, dweights, offset, whole.weights(), whole.hidden)
         slope = None if whole.softcap is None else formula.cap_slope(ops, whole.capped, whole.softcap)
-        return ddropped, dweights, dbiased, formula.dscores(ops, dbiased, slope)
+        return ddropped, dweights, dbiased, formula.cap_backward(ops, dbiased, slope)
 
     ddropped, dweights, dbiased, dscores = _collect(saved, problem, unit_steps, 4)
     dcapped = problem.xp.asarray(dbiased, copy=True)
@@ -218,8 +218,8 @@ class _Whole:
         k, v = unit_keys(problem, unit)
         self.v = self.ops.load(v, "v")
         # what a mask hides is shown as it is: only from biased on is it -inf
-        self.scores = formula.scores(self.ops, q, self.ops.load(k, "k"))
-        self.capped = self.scores if self.softcap is None else formula.capped(self.ops, self.scores, self.softcap)
+        self.scores = formula.score(self.ops, q, self.ops.load(k, "k"))
+        self.capped = self.scores if self.softcap is None else formula.cap(self.ops, self.scores, self.softcap)
         bias = None if options.bias is None else unit_bias(problem, unit)
         self.biased = self.capped if bias is None else self.capped + bias
         mixed = [] if options.mask is None else [unit.keys]
@@ -233,7 +233,7 @@ class _Whole:
     def weights(self) -> Array:
         xp = self.problem.xp
         shift = xp.where(self.row_sum != 0, self.row_max, 0.0)
-        p = self.ops.hide(formula.numerators(self.ops, self.biased, shift), self.hidden, 0.0)
+        p = self.ops.hide(formula.exponentials(self.ops, self.biased, shift), self.hidden, 0.0)
         return p * formula.reciprocal(self.row_sum, xp)
 
 
