@@ -1,0 +1,16 @@
+"""Every way in which the tiling may organise a problem: results must not depend on it."""
+
+from __future__ import annotations
+
+from npattn._attention.tiling import Sizes
+from npattn.testing.candidates import npattn_candidate
+
+# The first is what a caller gets, where a small problem is one tile. Few rows and keys make many tiles of the smallest problem.
+PATHS: dict[str, Sizes | None] = {
+    "as chosen": None,
+    "scratch": Sizes(rows=2, keys=3, pairs=12, plain=False, keep=0),
+    "scratch, kept": Sizes(rows=3, keys=2, pairs=12, plain=False, keep=1 << 20),
+    "plain": Sizes(rows=3, keys=2, pairs=12, plain=True, keep=0),
+    "plain, kept": Sizes(rows=2, keys=3, pairs=12, plain=True, keep=1 << 20),
+}
+CANDIDATES = {name: npattn_candidate(sizes=sizes) for name, sizes in PATHS.items()}
