@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from npattn._arrays.checks import check_integer_array
-from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace, asarray, dtype_name
+from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace, asarray
 
 
 def as_ids(op: str, name: str, ids: Any) -> Array:
@@ -45,10 +45,8 @@ def check_range(op: str, name: str, ids: Array, count: int, letter: str, *, igno
 
 
 def beside(ids: Array, like: Array, *, xp: Namespace) -> Array:
-    """``ids`` in the library and on the device of ``like``, in an integer dtype that all libraries take for an index."""
-    if xp is np or not isinstance(ids, np.ndarray):
-        small = dtype_name(ids.dtype) in ("int8", "int16", "uint8", "uint16", "int32")
-        return xp.astype(ids, xp.int32 if small else xp.int64, copy=False)
-    # host ids are in range; JAX without 64-bit dtypes would warn of int64
-    fits = ids.size == 0 or max(int(ids.max()), -int(ids.min())) < 2**31
-    return asarray(ids.astype(np.int32 if fits else np.int64), xp=xp, device=array_device(like))
+    """``ids`` in the library and on the device of ``like``, in the integers that the library indexes with."""
+    integer = xp.asarray(0).dtype  # int64; int32 in a JAX without 64-bit dtypes
+    if isinstance(ids, np.ndarray):
+        return asarray(ids.astype(np.int64, copy=False), xp=xp, dtype=integer, device=array_device(like))
+    return xp.astype(ids, integer, copy=False)

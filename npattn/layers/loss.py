@@ -189,7 +189,7 @@ def _measure(
     picked = _pick(shifted, _safe(targets, logits, ignore_index, xp)[0], xp)
     losses = xp.log(or_one(row_sum[..., 0], xp=xp)) - (1 - label_smoothing) * picked
     if label_smoothing:
-        losses = losses - label_smoothing * xp.mean(shifted, axis=-1)
+        losses = losses - label_smoothing / max(logits.shape[-1], 1) * xp.sum(shifted, axis=-1, dtype=logits.dtype)
     return largest, row_sum, xp.where(row_sum[..., 0] == 0, INF, losses)
 
 
