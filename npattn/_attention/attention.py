@@ -251,7 +251,10 @@ def _own(problem: Problem, out: Array, *, shared: bool) -> Array:
     """The result in the caller's dtype; a copy if ``saved`` holds it too, since callers write ``out += x``."""
     if problem.dtype != problem.compute:
         return problem.xp.astype(out, problem.dtype)
-    return problem.xp.asarray(out, copy=True) if shared else out
+    if not shared:
+        return out
+    # PyTorch's asarray warns where autograd is on; NumPy's takes a third of the time of astype
+    return np.asarray(out, copy=True) if problem.xp is np else problem.xp.astype(out, out.dtype)
 
 
 def _back_to_bias(problem: Problem, dbias: Array | None) -> Array | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -77,7 +77,7 @@ def merge_attention_forward(parts: Sequence[Pair], /) -> tuple[Pair, MergeAttent
     >>> bool(np.allclose(out, attention(q, k, v)))
     True
     """
-    xp, pairs = _checked(parts)
+    xp, dtype, pairs = _checked(parts)
     lifted = _lifted(pairs, xp)
     with np.errstate(all="ignore"):
         whole = lifted[0]
@@ -88,7 +88,7 @@ def merge_attention_forward(parts: Sequence[Pair], /) -> tuple[Pair, MergeAttent
             formula.log_sum_exp(whole.row_max, whole.row_sum, xp)[..., 0],
         )
     saved = MergeAttentionSaved(pairs, out, lse)
-    return (xp.astype(out, pairs[0][0].dtype), xp.asarray(lse, copy=True)), saved
+    return (xp.astype(out, dtype), xp.astype(lse, lse.dtype)), saved  # astype copies; PyTorch's asarray warns of autograd
 
 
 def merge_attention_backward(dout: Array, saved: MergeAttentionSaved, /, *, dlse: Array | None = None) -> MergeAttentionGrads:
@@ -119,7 +119,7 @@ def merge_attention_backward(dout: Array, saved: MergeAttentionSaved, /, *, dlse
     op = "merge_attention_backward"
     first_out, first_lse = saved.parts[0]
     xp = array_namespace(op, out=saved.out, dout=dout, dlse=dlse)
-    float_dtype(op, dout=dout, out=first_out)
+    dtype = float_dtype(op, dout=dout, out=first_out)
     float_dtype(op, dlse=dlse, lse=first_lse)
     for name, x, like in (("dout", dout, saved.out), ("dlse", dlse, saved.lse)):
         if x is not None and tuple(x.shape) != tuple(like.shape):
@@ -129,14 +129,14 @@ def merge_attention_backward(dout: Array, saved: MergeAttentionSaved, /, *, dlse
     with np.errstate(all="ignore"):
         lse = saved.lse[..., None]
         grads = [formula.merge_backward(part, saved.out, lse, lifted, tail, xp) for part in _lifted(saved.parts, xp)]
-        return MergeAttentionGrads(tuple((xp.astype(d, dout.dtype, copy=False), t[..., 0]) for d, t in grads))
+        return MergeAttentionGrads(tuple((xp.astype(d, dtype, copy=False), t[..., 0]) for d, t in grads))
 
 
 def _lifted(pairs: Sequence[Pair], xp: Namespace) -> list[Part]:
     return [formula.as_part(xp.astype(out, lse.dtype, copy=False), lse[..., None], xp) for out, lse in pairs]
 
 
-def _checked(parts: Sequence[Pair]) -> tuple[Namespace, tuple[Pair, ...]]:
+def _checked(parts: Sequence[Pair]) -> tuple[Namespace, Any, tuple[Pair, ...]]:
     op = "merge_attention"
     pairs = tuple((out, lse) for out, lse in parts)
     if not pairs:
@@ -144,7 +144,8 @@ def _checked(parts: Sequence[Pair]) -> tuple[Namespace, tuple[Pair, ...]]:
     outs = {f"out of part {n}": out for n, (out, _) in enumerate(pairs)}
     lses = {f"lse of part {n}": lse for n, (_, lse) in enumerate(pairs)}
     xp = array_namespace(op, **outs, **lses)
-    expected = dtype_name(compute_dtype(float_dtype(op, **outs), xp=xp))
+    dtype = float_dtype(op, **outs)
+    expected = dtype_name(compute_dtype(dtype, xp=xp))
     if dtype_name(float_dtype(op, **lses)) != expected:
         raise TypeError(f"{op}: lse must be {expected} beside out in {dtype_name(pairs[0][0].dtype)}, got {pairs[0][1].dtype}")
     for name, out in outs.items():
@@ -153,4 +154,4 @@ def _checked(parts: Sequence[Pair]) -> tuple[Namespace, tuple[Pair, ...]]:
     for name, lse in lses.items():
         if lse.shape != pairs[0][0].shape[:-1]:
             shape_error(op, name, f"(..., T) = {tuple(pairs[0][0].shape[:-1])} as out has", lse.shape)
-    return xp, pairs
+    return xp, dtype, pairs

@@ -56,7 +56,7 @@ def multi_head_attention_steps(saved: MultiHeadAttentionSaved, /) -> MultiHeadAt
         q (..., H, T, D), k (..., K, S, D), v (..., K, S, E); ``attention``, an AttentionSteps; out (..., T, C).
     """
     xp = saved.attention.problem.xp
-    q, k, v = (xp.asarray(x, copy=True) for x in (saved.attention.q, saved.attention.k, saved.attention.v))
+    q, k, v = (xp.astype(x, x.dtype) for x in (saved.attention.q, saved.attention.k, saved.attention.v))
     out = merge_heads(saved.out.x, saved.params.w_o, saved.params.b_o)
     return MultiHeadAttentionSteps(q, k, v, attention_steps(saved.attention), out)
 

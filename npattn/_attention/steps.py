@@ -157,7 +157,7 @@ def attention_steps(saved: AttentionSaved, /) -> AttentionSteps:
 
     problem = saved.problem
     scores, capped, biased, weights, dropped = _collect(saved, problem, unit_steps, 5)
-    return AttentionSteps(scores, capped, biased, weights, dropped, problem.xp.asarray(saved.out, copy=True), saved)
+    return AttentionSteps(scores, capped, biased, weights, dropped, problem.xp.astype(saved.out, saved.out.dtype), saved)
 
 
 def attention_steps_backward(dout: Array, saved: AttentionSaved, /, *, dlse: Array | None = None) -> AttentionStepsBackward:
@@ -200,7 +200,7 @@ def attention_steps_backward(dout: Array, saved: AttentionSaved, /, *, dlse: Arr
         return ddropped, dweights, dbiased, formula.cap_backward(ops, dbiased, slope)
 
     ddropped, dweights, dbiased, dscores = _collect(saved, problem, unit_steps, 4)
-    dcapped = problem.xp.asarray(dbiased, copy=True)
+    dcapped = problem.xp.astype(dbiased, dbiased.dtype)
     return AttentionStepsBackward(
         grads.dv, ddropped, dweights, dbiased, dcapped, dscores, grads.dq, grads.dk, dout, dlse, attention_steps(saved)
     )
@@ -247,4 +247,5 @@ def _collect(
             for store, rows in zip(stores, unit_steps(_Whole(saved, problem, unit)), strict=True):
                 store.put(unit, rows)
         # some steps repeat others, and all are results: none shares memory with another
-        return [problem.xp.asarray(problem.result(store.result()), copy=True) for store in stores]
+        results = [problem.result(store.result()) for store in stores]
+        return [problem.xp.astype(x, x.dtype) for x in results]
