@@ -37,7 +37,11 @@ def by_parts(problem: AttentionProblem, cuts: list[slice], nested: bool) -> Answ
     mask, bias, origin = problem.dense_mask(), problem.bias, problem.dropout
     pieces = []
     for keys in cuts:
-        options: dict[str, Any] = {"scale": problem.scale, "softcap": problem.softcap, "mask": None if mask is None else mask[..., keys]}
+        options: dict[str, Any] = {
+            "scale": problem.scale,
+            "softcap": problem.softcap,
+            "mask": None if mask is None else mask[..., keys],
+        }
         options["bias"] = bias if bias is None or bias.ndim == 0 or bias.shape[-1] == 1 else bias[..., keys]
         options["dropout"] = None if origin is None else origin._replace(origin=(keys.start,))
         pieces.append(attention_forward(problem.q, problem.k[..., keys, :], problem.v[..., keys, :], **options))
