@@ -171,7 +171,7 @@ def test_public_docstrings_are_whole(name):
     from numpydoc.validate import validate
 
     thing = find(name)
-    checks = parse_config(ROOT)["checks"] | {"GL08", "PR02"}
+    checks = parse_config(ROOT)["checks"] | {"GL08", "PR02", "PR03", "PR04"}
     if inspect.isfunction(thing) and not (f"{name}_forward" in NAMES and "_forward" in (thing.__doc__ or "")):
         checks |= {"PR01", "PR07", "RT01"}
     if callable(thing):

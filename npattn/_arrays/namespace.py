@@ -73,7 +73,7 @@ def _namespace_of(op: str, name: str, array: Array) -> Namespace:
 
 
 def library_name(xp: Namespace) -> str:
-    """The library's everyday name, for messages: ``numpy``, ``torch``, ``jax`` …"""
+    """The library's everyday name, for messages, such as ``numpy`` or ``torch``."""
     parts: list[str] = xp.__name__.split(".")
     return parts[1] if parts[0] == "array_api_compat" and len(parts) > 1 else parts[0]
 

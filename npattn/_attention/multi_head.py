@@ -242,7 +242,7 @@ def multi_head_attention_forward(
         Where the queries come from.
     x_kv : float array (..., S, C)
         Where keys and values come from; its C may differ from that of x_q.
-    mask, bias, scale, softcap, dropout
+    mask, bias, scale, softcap, dropout : optional
         As in `attention_forward`, for heads (..., H, T, S). Sinks stand in the parameters.
 
     Returns

@@ -98,8 +98,9 @@ def is_one_unit(problem: Problem) -> bool:
 
 
 def _heads_may_differ(problem: Problem) -> bool:
-    """Whether query heads may see different keys: what is at a key that a head may not see must not reach it, so that such
-    heads do not share a tile.
+    """Whether query heads may see different keys.
+
+    What is at a key that a head may not see must not reach it, so that such heads do not share a tile.
     """
     mask, bias = problem.options.mask, problem.options.bias
     if mask is not None and mask.varies_by_head():
