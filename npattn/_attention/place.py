@@ -82,7 +82,7 @@ class Place(NamedTuple):
         if pairs.ndim == 2:
             if group == 1:
                 return pairs
-            pairs = pairs[None]
+            pairs = pairs[None, ...]
         *lead, has_group, has_queries, keys = pairs.shape
         if group == 1 or (has_group == 1 and has_queries == 1):
             return xp.reshape(pairs, (*lead, has_queries, keys))
