@@ -171,4 +171,6 @@ def _apply(op: str, x: Array, dropout: Dropout | None) -> Array:
     compute = compute_dtype(dtype, xp=xp)
     factors = xp.reshape(dropout.factors(zero, zero, i, j, xp=xp, dtype=compute), x.shape)
     with np.errstate(all="ignore"):
-        return xp.astype(xp.astype(x, compute, copy=False) * factors, dtype, copy=False)
+        dropped = xp.astype(x, compute, copy=False) * factors
+    # NumPy's product of two 0-d arrays is a scalar, which NumPy 2.0 does not take for an array
+    return xp.astype(xp.reshape(dropped, x.shape), dtype, copy=False)
