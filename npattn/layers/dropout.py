@@ -169,8 +169,7 @@ def _apply(op: str, x: Array, dropout: Dropout | None) -> Array:
     i = xp.arange(rows, dtype=xp.int32, device=array_device(x))[:, None]
     j = xp.arange(columns, dtype=xp.int32, device=array_device(x))[None, :]
     compute = compute_dtype(dtype, xp=xp)
-    factors = xp.reshape(dropout.factors(zero, zero, i, j, xp=xp, dtype=compute), x.shape)
-    with np.errstate(all="ignore"):
-        dropped = xp.astype(x, compute, copy=False) * factors
-    # NumPy's product of two 0-d arrays is a scalar, which NumPy 2.0 does not take for an array
-    return xp.astype(xp.reshape(dropped, x.shape), dtype, copy=False)
+    factors = dropout.factors(zero, zero, i, j, xp=xp, dtype=compute)
+    with np.errstate(all="ignore"):  # as rows: NumPy's product of 0-d arrays is a scalar, which NumPy 2.0 takes for no array
+        dropped = xp.astype(xp.reshape(x, (rows, columns)), compute, copy=False) * factors
+        return xp.reshape(xp.astype(dropped, dtype, copy=False), x.shape)
