@@ -119,22 +119,22 @@ class Adam(NamedTuple):
         """
         _, beta1, beta2, eps = self._checked("Adam.update")
         rate = _at_least_0("Adam.update", "lr", self.lr if lr is None else lr)
-        check_gradients("Adam.update", params, grads)
+        _check_gradients("Adam.update", params, grads)
         step = host_int("Adam.update", "state.step", state.step, least=0) + 1
         # the moments start at 0: these undo what that takes away from them
         size = rate / (1 - beta1**step)
         correction = 1 / math.sqrt(1 - beta2**step)
 
         def average(g: Array, mean: Array) -> Array:
-            return as_leaf(mean + (1 - beta1) * (lifted(g) - mean), like=mean)
+            return _as_leaf(mean + (1 - beta1) * (_lifted(g) - mean), like=mean)
 
         def average_square(g: Array, variance: Array) -> Array:
-            g = lifted(g)
-            return as_leaf(beta2 * variance + (1 - beta2) * g * g, like=variance)
+            g = _lifted(g)
+            return _as_leaf(beta2 * variance + (1 - beta2) * g * g, like=variance)
 
         def move(x: Array, mean: Array, variance: Array) -> Array:
             root = array_namespace("Adam.update", x=x).sqrt(variance)
-            return as_leaf(lifted(x) - size * mean / (root * correction + eps), like=x)
+            return _as_leaf(_lifted(x) - size * mean / (root * correction + eps), like=x)
 
         with np.errstate(all="ignore"):
             mean = tree_map(average, grads, state.mean)
@@ -152,7 +152,7 @@ class Adam(NamedTuple):
         )
 
 
-def check_gradients(op: str, params: Any, grads: Any) -> None:
+def _check_gradients(op: str, params: Any, grads: Any) -> None:
     """Every parameter has a gradient of its own shape, dtype, library and device."""
     tree_map(lambda *_: None, params, grads)  # raises where the trees differ
     for (name, x), (_, g) in zip(tree_items(params), tree_items(grads), strict=True):
@@ -163,13 +163,13 @@ def check_gradients(op: str, params: Any, grads: Any) -> None:
             shape_error(op, f"the gradient of {name or 'the parameter'}", f"{tuple(x.shape)} as the parameter", g.shape)
 
 
-def lifted(x: Array) -> Array:
+def _lifted(x: Array) -> Array:
     """In the dtype that steps are computed in: float32 for float16 and bfloat16, else its own."""
     xp = array_namespace("lifted", x=x)
     return xp.astype(x, compute_dtype(float_dtype("lifted", x=x), xp=xp), copy=False)
 
 
-def as_leaf(x: Array, *, like: Array) -> Array:
+def _as_leaf(x: Array, *, like: Array) -> Array:
     """An array in the dtype of ``like``; NumPy's arithmetic makes scalars of 0-d arrays."""
     xp = array_namespace("as_leaf", like=like)
     return asarray(x, xp=xp, dtype=like.dtype, device=array_device(like))
