@@ -10,7 +10,7 @@ from npattn._arrays.checks import check_cotangent, host_float, host_int, shape_e
 from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace, compute_dtype, float_dtype
 from npattn._arrays.trees import tree_repr
 from npattn.layers._ids import as_ids, beside, check_range, foreign
-from npattn.layers._rows import INF, host_cotangent, or_one, reciprocal, row_max, shift
+from npattn.layers._rows import host_cotangent, or_one, reciprocal, row_max, shift
 
 
 class CrossEntropySaved(NamedTuple):
@@ -190,7 +190,7 @@ def _measure(
     losses = xp.log(or_one(row_sum[..., 0], xp=xp)) - (1 - label_smoothing) * picked
     if label_smoothing:
         losses = losses - label_smoothing / max(logits.shape[-1], 1) * xp.sum(shifted, axis=-1, dtype=logits.dtype)
-    return largest, row_sum, xp.where(row_sum[..., 0] == 0, INF, losses)
+    return largest, row_sum, losses
 
 
 class _Counted(NamedTuple):

@@ -114,9 +114,10 @@ def test_minus_infinity_is_as_good_as_masked(op):
     mask[3] = False
     out, saved = forward(x, mask=mask)
     dout = rng.standard_normal(out.shape)
-    other_out, other_saved = forward(np.where(mask, x, -INF))
-    np.testing.assert_array_equal(out, other_out)
-    np.testing.assert_array_equal(backward(dout, saved).dx, backward(dout, other_saved).dx)
+    for rest in (None, rng.random((7, 5)) < 2, mask | (np.arange(5) < 2)):  # all by -inf, or some of it by a mask
+        other_out, other_saved = forward(np.where(mask, x, -INF), mask=rest)
+        np.testing.assert_array_equal(out, other_out)
+        np.testing.assert_array_equal(backward(dout, saved).dx, backward(dout, other_saved).dx)
 
 
 @every_op
