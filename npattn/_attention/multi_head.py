@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn._arrays.checks import host_int
-from npattn._arrays.namespace import Array, Namespace, asarray
+from npattn._arrays.checks import host_int, shape_error
+from npattn._arrays.namespace import Array, Namespace, array_namespace, asarray, float_dtype
 from npattn._arrays.trees import with_tree_repr
 from npattn._attention.attention import AttentionSaved, attention_backward, attention_forward
 from npattn._attention.biases import LazyBias
@@ -96,7 +96,8 @@ class MultiHeadParams(NamedTuple):
         Raises
         ------
         ValueError
-            If ``heads`` does not divide ``width`` and no head size is given, or ``kv_heads`` does not divide ``heads``.
+            If ``heads`` does not divide ``width`` and no head size is given, ``kv_heads`` does not divide ``heads``, or a size is
+            less than 1.
 
         Examples
         --------
@@ -109,7 +110,10 @@ class MultiHeadParams(NamedTuple):
         value_size = head_size if value_size is None else value_size
         kv_width = width if kv_width is None else kv_width
         out_width = width if out_width is None else out_width
-        if kv_heads < 1 or heads % kv_heads:
+        sizes = {"width": width, "heads": heads, "kv_heads": kv_heads, "head_size": head_size, "value_size": value_size}
+        for name, size in (sizes | {"kv_width": kv_width, "out_width": out_width}).items():
+            host_int("MultiHeadParams.init", name, size, least=1)
+        if heads % kv_heads:
             raise ValueError(f"MultiHeadParams.init: kv_heads must divide heads = {heads}, got {kv_heads}")
 
         def array(values: Any) -> Array:
@@ -275,6 +279,7 @@ def multi_head_attention_forward(
     >>> dx.shape
     (3, 8)
     """
+    _check(params, x_q, x_kv)
     q, saved_q = project_heads_forward(x_q, params.w_q, params.b_q)
     k, saved_k = project_heads_forward(x_kv, params.w_k, params.b_k)
     v, saved_v = project_heads_forward(x_kv, params.w_v, params.b_v)
@@ -283,6 +288,48 @@ def multi_head_attention_forward(
     )
     out, saved_out = merge_heads_forward(heads, params.w_o, params.b_o)
     return out, MultiHeadAttentionSaved(params, saved_q, saved_k, saved_v, saved_attention, saved_out)
+
+
+_AXES = {
+    "x_q": "TC",
+    "x_kv": "Sc",
+    "w_q": "CHD",
+    "w_k": "cKD",
+    "w_v": "cKE",
+    "w_o": "HEo",
+    "b_q": "HD",
+    "b_k": "KD",
+    "b_v": "KE",
+    "b_o": "o",
+    "sinks": "H",
+}
+_LETTERS = {"c": "C", "o": "C"}  # the widths of keys and values, and of the output
+
+
+def _check(params: MultiHeadParams, x_q: Array, x_kv: Array) -> None:
+    """Errors in the names that the caller knows, before the projections raise them in theirs."""
+    op = "multi_head_attention"
+    arrays = {"x_q": x_q, "x_kv": x_kv, **params._asdict()}
+    array_namespace(op, **arrays)
+    float_dtype(op, **arrays)
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, axes in _AXES.items():
+        array = arrays[name]
+        if array is None:
+            continue
+        shape = array.shape
+        own = shape[-2:] if name[0] == "x" else shape
+        if len(own) != len(axes):
+            shape_error(op, name, _letters(name), shape)
+        for axis, n in zip(axes, own, strict=True):
+            size, source = sizes.setdefault(axis, (n, name))
+            if size != n:
+                shape_error(op, name, f"{_letters(name)} with {_LETTERS.get(axis, axis)} = {size} as {source} has", shape)
+
+
+def _letters(name: str) -> str:
+    axes = ["..."] * (name[0] == "x") + [_LETTERS.get(axis, axis) for axis in _AXES[name]]
+    return f"({', '.join(axes)}{',' * (len(axes) == 1)})"
 
 
 def multi_head_attention_backward(dout: Array, saved: MultiHeadAttentionSaved, /) -> MultiHeadAttentionGrads:
