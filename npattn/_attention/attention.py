@@ -261,7 +261,6 @@ def _back_to_bias(problem: Problem, dbias: Array | None) -> Array | None:
     bias, xp = problem.options.bias, problem.xp
     if dbias is None or bias is None:
         return None
-    dbias = xp.astype(dbias, problem.dtype, copy=False)
-    if isinstance(bias, LazyBias):
-        return bias.gradient(xp.reshape(dbias, (-1, dbias.shape[-1])), xp)
-    return xp.reshape(dbias, bias.shape)
+    if isinstance(bias, LazyBias):  # what is summed there is summed before it is rounded
+        return xp.astype(bias.gradient(xp.reshape(dbias, (-1, dbias.shape[-1])), xp), problem.dtype, copy=False)
+    return xp.reshape(xp.astype(dbias, problem.dtype, copy=False), bias.shape)
