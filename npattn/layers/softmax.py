@@ -34,6 +34,9 @@ class SoftmaxGrads(NamedTuple):
 
     dx: Array
 
+    def __repr__(self) -> str:
+        return tree_repr(self)
+
 
 def softmax(x: Array, /, *, axis: int = -1, mask: Array | None = None) -> Array:
     """``exp(x) / Σ exp(x)`` along an axis; see `softmax_forward`."""
@@ -125,6 +128,9 @@ class LogSoftmaxGrads(NamedTuple):
 
     dx: Array
 
+    def __repr__(self) -> str:
+        return tree_repr(self)
+
 
 def log_softmax(x: Array, /, *, axis: int = -1, mask: Array | None = None) -> Array:
     """``x - log Σ exp(x)`` along an axis; see `log_softmax_forward`."""
@@ -212,6 +218,9 @@ class LogSumExpGrads(NamedTuple):
     """Gradients of `logsumexp`."""
 
     dx: Array
+
+    def __repr__(self) -> str:
+        return tree_repr(self)
 
 
 def logsumexp(x: Array, /, *, axis: int = -1, mask: Array | None = None) -> Array:

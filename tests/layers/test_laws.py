@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -423,6 +424,16 @@ def test_the_gradient_of_a_broadcast_input_has_the_broadcast_shape(case):
         plain_out, _, plain = _run(case, {**args, n: stretched.copy()}, dout)
         np.testing.assert_allclose(out, plain_out, rtol=1e-14, atol=1e-14)
         _assert_close(grads, plain, case.scale({**args, n: stretched}, dout), 1e-14)
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.name in RICHEST and c.name != "dropout"], ids=repr
+)  # dropout saves no array
+def test_reprs_are_shapes_and_not_numbers(case):
+    out, saved = case.forward(*case.draw(_seed(case)).values())
+    for record in (saved, case.backward(np.ones(out.shape), saved)):
+        assert re.fullmatch(rf"{type(record).__name__}\(\w+=float64\[[\d, ]+\].*\)", repr(record))
+        assert "array" not in repr(record)
 
 
 # Libraries -------------------------------------------------------------------------------------------------------------------
