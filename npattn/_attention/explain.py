@@ -40,7 +40,7 @@ def table(steps: Any) -> str:
         lines.append(f"{name:<10}{FORMULAS[name]:<40}{tuple(array.shape)}")
         rows, columns = array.shape[-2:]
         if rows <= 6 and columns <= 8 and math.prod(array.shape[:-2]) == 1:
-            matrix = array[(0,) * (array.ndim - 2)]
+            matrix = array[(*(0,) * (array.ndim - 2), ...)]
             lines += [f"{'':<10}" + "".join(f"{float(matrix[i, j]):>10.4g}" for j in range(columns)) for i in range(rows)]
     return "\n".join(lines)
 
