@@ -62,8 +62,8 @@ def run(options: argparse.Namespace) -> int:
     for line in gradient_report(params, text, rng):
         terminal.say(line)
     terminal.say()
-    terminal.say(f"2. Training: {options.steps} steps of Adam on {BATCH} x {CONTEXT} characters")
     before = held_out_loss(params, text)
+    terminal.say(f"2. Training: {options.steps} steps of Adam on {BATCH} x {CONTEXT} characters")
     started = time.monotonic()
     params, done = train(params, text, rng, options.steps, terminal)
     seconds = time.monotonic() - started
