@@ -11,7 +11,10 @@ from npattn.testing.libraries import Unavailable, available_libraries, open_libr
 def test_an_array_belongs_to_its_library_and_device(library, xp, to_xp):
     x = to_xp(np.arange(6.0).reshape(2, 3))
     assert array_namespace("test", x=x) is xp
-    assert library.device is None or x.device == library.device
+    if library.name == "strict-device1":
+        assert x.device == library.device != xp.asarray([1.0]).device
+    else:
+        assert library.device is None
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int32", "int64", "uint8", "float16", "float32", "float64", "bfloat16"])
