@@ -25,8 +25,10 @@ from npattn import (
 )
 from npattn._attention.masks import as_mask
 from npattn._attention.place import ALL, MIXED, NONE, Place, Run
-from npattn._attention.tiling import Sizes, forced
+from npattn._attention.tiling import forced
 from npattn.testing.libraries import asarray, open_library, to_numpy
+
+from .paths import PATHS
 
 Truth = np.ndarray[Any, Any]
 
@@ -218,6 +220,11 @@ def test_runs_worth_having():
     assert (~causal_mask()).runs(rows)[0] == Run(0, 101, NONE)
     packed = segment_mask(np.repeat(np.arange(10), 100)).runs(rows)  # in blocks of 32
     assert packed == [Run(0, 96, NONE), Run(96, 128, MIXED), Run(128, 192, ALL), Run(192, 224, MIXED), Run(224, 1000, NONE)]
+    for array, state in (([True, True], ALL), ([True, False], MIXED), ([False, False], NONE)):  # the same for every key
+        column = as_mask("test", np.repeat(array, 500)[:, None])
+        both = rows._replace(queries=slice(499, 501))
+        assert column.runs(both) == [Run(0, 1000, state)]
+        assert (~column).runs(both) == [Run(0, 1000, ALL - state)]
     lengths = length_mask([10, 500])
     batch = Place((slice(0, 1),), *rows[1:5], (2, *rows.whole))
     assert lengths.runs(batch) == [Run(0, 10, ALL), Run(10, 1000, NONE)]
@@ -225,12 +232,6 @@ def test_runs_worth_having():
 
 
 # In attention ------------------------------------------------------------------------------------------------------------------
-
-PATHS = {
-    "one tile": None,
-    "scratch": Sizes(rows=3, keys=5, pairs=30, plain=False, keep=0),
-    "plain": Sizes(rows=2, keys=4, pairs=30, plain=True, keep=0),
-}
 
 
 @given(cases(), st.sampled_from(list(PATHS)), st.integers(0, 99))

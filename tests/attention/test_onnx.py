@@ -1,24 +1,18 @@
 """ONNX's own node cases of its Attention operator: numbers that nobody here computed."""
 
-import contextlib
-
 import numpy as np
 import pytest
 
-from npattn._attention.tiling import Sizes, forced
+from npattn._attention.tiling import forced
 
 onnx = pytest.importorskip(
     "onnx", minversion="1.23.2", reason="onnx >= 1.23.2 is not installed (older ones hold two wrong cases)"
 )
 
 from .onnx_adapter import node_cases, run_node  # noqa: E402
+from .paths import PATHS  # noqa: E402
 
 CASES = node_cases()
-PATHS = {
-    "as chosen": contextlib.nullcontext,
-    "tiny tiles": lambda: forced(Sizes(rows=2, keys=3, pairs=12, plain=False, keep=0)),
-    "tiny tiles of new arrays": lambda: forced(Sizes(rows=3, keys=2, pairs=12, plain=True, keep=0)),
-}
 # float16: ONNX's own; bfloat16: that of its test runner. Its numbers are rounded after every step and ours once. float32: ours
 RTOL = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 2**-6}
 
@@ -32,7 +26,7 @@ def test_nothing_is_left_out():
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_node(case, path):
-    with PATHS[path]():
+    with forced(PATHS[path]):
         got = run_node(case.inputs, case.attributes)
     assert set(case.outputs) <= set(got)
     for name, expected in case.outputs.items():
@@ -62,3 +56,11 @@ def test_whole_numbers_are_added():
     k, v = np.zeros((1, 1, 2, 1), dtype=np.float32), np.asarray([[[[1.0], [2.0]]]], dtype=np.float32)
     y = run_node({"Q": q, "K": k, "V": v, "attn_mask": np.asarray([[1, 0]])}, {})["Y"]
     np.testing.assert_allclose(y, (np.e + 2) / (np.e + 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("mask", [np.asarray([[True]]), np.asarray([[0.0]], dtype=np.float32)], ids=["bool", "float"])
+def test_a_mask_that_ends_early_hides_the_rest(mask):
+    """In every case that has one, the keys after it are hidden by their number too."""
+    q, k = np.zeros((1, 1, 1, 1), dtype=np.float32), np.zeros((1, 1, 3, 1), dtype=np.float32)
+    v = np.asarray([[[[5.0], [np.nan], [7.0]]]], dtype=np.float32)
+    np.testing.assert_array_equal(run_node({"Q": q, "K": k, "V": v, "attn_mask": mask}, {})["Y"], [[[[5]]]])
