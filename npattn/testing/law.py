@@ -15,6 +15,9 @@ Law: TypeAlias = Callable[[Candidate, AttentionProblem], None]
 
 LAWS: dict[str, Law] = {}
 
+# Hold to their tolerance where scores are of order 1: elsewhere differences are blind, and the naive formula may be right by luck.
+ORDINARY = frozenset({"gradients_are_derivatives", "is_as_precise_as_the_naive_formula"})
+
 
 class LawBroken(AssertionError):
     """A law does not hold: which, on which problem, what was expected and what came out."""
@@ -40,8 +43,11 @@ def tolerances(*problems: AttentionProblem) -> Answer:
     each = []
     for problem in problems:
         scales = attention_scales(problem)
-        dtype = np.float32 if problem.dtype.itemsize < 4 else problem.dtype
-        own = [None if value is None else autodiff_bound(scales, name, dtype) for name, value in scales.of._asdict().items()]
+        tiny = float(np.finfo(problem.dtype).smallest_subnormal)  # what a rounded result may be off by, however small it is
+        own = [
+            None if value is None else autodiff_bound(scales, name, problem.dtype) + tiny
+            for name, value in scales.of._asdict().items()
+        ]
         each.append(own)
     if len(each) == 1:
         return Answer(*each[0])

@@ -12,7 +12,7 @@ from npattn.testing.gradient_laws import (
     products_with_gradients_agree,
     score_gradients_of_a_row_sum_to_zero,
 )
-from npattn.testing.law import LAWS, Law, LawBroken
+from npattn.testing.law import LAWS, ORDINARY, Law, LawBroken
 from npattn.testing.mask_laws import (
     cuts_merge_to_the_whole,
     dead_rows_are_zero,
@@ -33,6 +33,7 @@ from npattn.testing.value_laws import (
     broadcasting_is_repeating,
     grouped_is_repeated,
     heads_are_independent,
+    is_as_precise_as_the_naive_formula,
     is_what_the_loops_say,
     keys_have_no_order,
     moving_all_keys_changes_nothing,
@@ -46,6 +47,7 @@ from npattn.testing.value_laws import (
 
 __all__ = [
     "LAWS",
+    "ORDINARY",
     "Law",
     "LawBroken",
     "a_number_added_to_a_row_changes_nothing",
@@ -60,6 +62,7 @@ __all__ = [
     "grouped_is_repeated",
     "heads_are_independent",
     "inputs_are_not_written",
+    "is_as_precise_as_the_naive_formula",
     "is_what_the_loops_say",
     "keys_have_no_order",
     "keys_moved_together_have_no_gradient",

@@ -42,8 +42,8 @@ def whole(problem: AttentionProblem) -> AttentionProblem:
         q=full(problem.q, problem.heads),
         k=full(problem.k, problem.kv_heads),
         v=full(problem.v, problem.kv_heads),
-        dout=np.array(problem.dout).reshape(*pairs[:-1], problem.v.shape[-1]),
-        dlse=None if problem.dlse is None else np.array(problem.dlse).reshape(pairs[:-1]),
+        dout=np.array(problem.dout, order="C").reshape(*pairs[:-1], problem.v.shape[-1]),
+        dlse=None if problem.dlse is None else np.array(problem.dlse, order="C").reshape(pairs[:-1]),
         mask=problem.dense_mask(),
         bias=dense,
     )

@@ -4,7 +4,7 @@ Gradients are often small differences of large numbers, so that a ratio to the g
 weights, F dropout's factors and s the softmax scale,
 
     B = W∘(P + rowsum(W∘P) + |dlse|),  P = F∘|dout| |v|ᵀ
-    dq: s·B|k|   dk: s·Bᵀ|q|   dv: (W∘F)ᵀ|dout|   dbias: B   dsinks: Σ_i p_i (rowsum(W∘P) + |dlse|)   out: (W∘F)|v|   lse: 1
+    dq: s·B|k|   dk: s·Bᵀ|q|   dv: (W∘F)ᵀ|dout|   dbias: B   dsinks: Σ_i p_i (rowsum(W∘P) + |dlse|)   out: (W∘F)|v|   lse: 1 + |lse|
 
 each summed over what is broadcast or grouped. Three bounds follow: finite differences (`difference_bound`), automatic
 differentiation (`autodiff_bound`), and float32 against float64 (`precision_bound`).
@@ -34,6 +34,8 @@ class Scales(NamedTuple):
 
     of: Answer
     largest: float  # the largest |biased score|
+    unweighted: Answer  # what a weight is multiplied by, at most: a weight may underflow
+    factor: float  # what any intermediate number is multiplied by, at most: it may be below the normal numbers
 
 
 def attention_scales(problem: AttentionProblem) -> Scales:
@@ -84,7 +86,7 @@ def attention_scales(problem: AttentionProblem) -> Scales:
     return Scales(
         Answer(
             (dropped @ v).reshape(*rows_shape, v.shape[-1]),
-            np.ones(rows_shape),
+            1 + np.abs(np.where(np.isfinite(done.lse), done.lse, 0)).reshape(rows_shape),
             _back(scale * (dbiased @ k), problem.q.shape),
             _back(_ungroup(scale * (np.swapaxes(dbiased, -1, -2) @ q), group), problem.k.shape),
             _back(_ungroup(np.swapaxes(dropped, -1, -2) @ dout, group), problem.v.shape),
@@ -92,7 +94,14 @@ def attention_scales(problem: AttentionProblem) -> Scales:
             dsinks,
         ),
         done.largest,
+        *_factors(scale, *(float(x.max(initial=0)) for x in (q, k, v, dout, dlse)), max(*pairs[-2:], v.shape[-1]) ** 2),
     )
+
+
+def _factors(scale: float, q: float, k: float, v: float, dout: float, dlse: float, count: int) -> tuple[Answer, float]:
+    pairs = dout * v * count + dlse
+    parts = (v, 0.0, scale * pairs * k, scale * pairs * q, dout, pairs, pairs)
+    return Answer(*(count * part for part in parts)), count * max(1.0, scale * k, scale * q, dout)
 
 
 def _ungroup(x: FloatArray, group: int) -> FloatArray:
@@ -155,12 +164,14 @@ def difference_bound(scales: Scales, directions: dict[str, FloatArray]) -> float
 
 
 def autodiff_bound(scales: Scales, name: str, dtype: Any = np.float64) -> FloatArray:
-    """Another exact way to the same number, on any draw: 1e-14·(1 + largest |biased|)·scale in float64."""
-    return AUTODIFF * float(np.finfo(dtype).eps) * (1 + scales.largest) * np.asarray(getattr(scales.of, name))
+    """Another exact way to the same number, on any draw: 1e-14·(1 + largest |biased|)·scale in float64, and weights that underflow."""
+    info = np.finfo(dtype)
+    rounding = AUTODIFF * float(info.eps) * (1 + scales.largest) * np.asarray(getattr(scales.of, name))
+    return rounding + float(info.tiny) * getattr(scales.unweighted, name) + float(info.smallest_subnormal) * scales.factor
 
 
 def precision_bound(scales: Scales, name: str, exact: FloatArray, rounded: FloatArray, dtype: Any = np.float32) -> FloatArray:
-    """A lower precision against float64: twice the naive formula's error in that precision, and 2 eps·scale.
+    """A lower precision against float64: twice the naive formula's largest error in that precision, and 2 eps·scale.
 
     Parameters
     ----------
@@ -176,9 +187,8 @@ def precision_bound(scales: Scales, name: str, exact: FloatArray, rounded: Float
     Returns
     -------
     array
-        The bound of every element. The naive formula's error is taken where it is worst in units of scale.
+        The bound of every element. Honest only for results with some elements: the error of a single one may be 0 by luck.
     """
-    scale = np.asarray(getattr(scales.of, name))
-    error = np.abs(np.asarray(rounded, dtype=np.float64) - exact)
-    worst = float((error[scale > 0] / scale[scale > 0]).max(initial=0))
-    return (2 * worst + 2 * float(np.finfo(dtype).eps)) * scale
+    with np.errstate(all="ignore"):
+        error = np.where(np.isfinite(exact), np.abs(np.asarray(rounded, dtype=np.float64) - exact), 0)
+    return 2 * float(error.max(initial=0)) + 2 * float(np.finfo(dtype).eps) * np.asarray(getattr(scales.of, name))
