@@ -6,6 +6,8 @@ import functools
 import itertools
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -561,6 +563,30 @@ def test_inside_jit():
     assert type(got[1].dparams) is MultiHeadParams
     for g, e in zip(jax.tree_util.tree_leaves(got), jax.tree_util.tree_leaves(expected), strict=True):
         np.testing.assert_allclose(np.asarray(g), e, rtol=1e-11, atol=1e-12)
+
+
+IN_32_BITS = """
+import jax, jax.numpy as jnp, numpy as np
+from npattn import *
+params = MultiHeadParams.init(np.random.default_rng(0), width=4, heads=2, sinks=True, xp=jnp)
+assert params.w_q.dtype == jnp.float32
+x = jnp.ones((2, 3, 4), dtype=jnp.float32)
+def run(params, x):
+    mask = causal_mask([0, 2**40]) & length_mask([2, 3]) | segment_mask([0, 0, 1])
+    bias = relative_bias(jnp.ones((8, 2), dtype=jnp.float32))
+    out, saved = multi_head_attention_forward(params, x, x, mask=mask, bias=bias, softcap=2.0, dropout=Dropout(0.2, 2**50, (2**40,)))
+    return out, multi_head_attention_backward(out, saved)
+for results in (run(params, x), jax.jit(run)(params, x)):
+    assert {str(y.dtype) for y in jax.tree_util.tree_leaves(results)} == {"float32"}
+    assert all(bool(jnp.isfinite(y).all()) for y in jax.tree_util.tree_leaves(results))
+"""
+
+
+def test_jax_as_it_comes():
+    """Without 64-bit numbers, which are a setting of the whole process; and without a warning."""
+    pytest.importorskip("jax")
+    done = subprocess.run([sys.executable, "-W", "error", "-c", IN_32_BITS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("itself", [True, False])
