@@ -573,8 +573,8 @@ assert params.w_q.dtype == jnp.float32
 x = jnp.ones((2, 3, 4), dtype=jnp.float32)
 def run(params, x):
     mask = causal_mask([0, 2**40]) & length_mask([2, 3]) | segment_mask([0, 0, 1])
-    bias = relative_bias(jnp.ones((8, 2), dtype=jnp.float32))
-    out, saved = multi_head_attention_forward(params, x, x, mask=mask, bias=bias, softcap=2.0, dropout=Dropout(0.2, 2**50, (2**40,)))
+    bias, dropout = relative_bias(jnp.ones((8, 2), dtype=jnp.float32)), Dropout(0.2, 2**50, origin=(2**40,))
+    out, saved = multi_head_attention_forward(params, x, x, mask=mask, bias=bias, softcap=2.0, dropout=dropout)
     return out, multi_head_attention_backward(out, saved)
 for results in (run(params, x), jax.jit(run)(params, x)):
     assert {str(y.dtype) for y in jax.tree_util.tree_leaves(results)} == {"float32"}
