@@ -39,7 +39,7 @@ class Library(NamedTuple):
             yield
 
 
-class Unavailable(Exception):  # noqa: N818 - it is a state, not a fault
+class Unavailable(Exception):
     """Raised for a library that this machine does not have; the message says why."""
 
 

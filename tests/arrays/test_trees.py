@@ -87,6 +87,6 @@ def test_mapping_the_identity_changes_nothing(tree):
 
 @given(trees)
 def test_map_visits_the_leaves_in_order(tree):
-    visited: list[Any] = []
+    visited = []
     tree_map(visited.append, tree)
     assert visited == tree_leaves(tree)
