@@ -1,0 +1,60 @@
+"""Candidates whose gradients PyTorch or JAX make from our own forward: no formula of a backward is involved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from npattn import attention_forward
+from npattn.testing.candidates import Answer, Candidate, Run
+from npattn.testing.libraries import Library
+from npattn.testing.problems import AttentionProblem, bias_with
+
+
+def autodiff_candidate(library: Library) -> Candidate:
+    """npattn's forward on PyTorch or JAX, differentiated by that library."""
+    differentiate = _torch if library.name == "torch" else _jax
+
+    def run(problem: AttentionProblem, backward: bool) -> Run:
+        inputs = problem.inputs(library)
+        moving = {name: x for name, x in inputs.arrays().items() if name not in ("dout", "dlse")}
+
+        def forward(values: dict[str, Any]) -> tuple[Any, Any]:
+            options = dict(inputs.options)
+            if "bias" in options:
+                options["bias"] = bias_with(problem.bias, values["bias"])
+            if "sinks" in options:
+                options["sinks"] = values["sinks"]
+            out, saved = attention_forward(values["q"], values["k"], values["v"], **options)
+            return out, saved.lse
+
+        if not backward:
+            return Run(inputs.arrays(), Answer(*forward(moving)))
+        out, lse, gradients = differentiate(forward, moving, inputs.dout, inputs.dlse)
+        return Run(inputs.arrays(), Answer(out, lse)._replace(**{f"d{name}": dx for name, dx in gradients.items()}))
+
+    return Candidate(f"autodiff by {library.name}", run)
+
+
+def _torch(forward: Any, moving: dict[str, Any], dout: Any, dlse: Any) -> tuple[Any, Any, dict[str, Any]]:
+    import torch
+
+    values = {name: x.requires_grad_() for name, x in moving.items()}
+    out, lse = forward(values)
+    outputs, cotangents = ([out], [dout]) if dlse is None else ([out, lse], [dout, dlse])
+    if not any(x.requires_grad for x in outputs):  # nothing is seen at all
+        return out, lse, {name: torch.zeros_like(x) for name, x in values.items()}
+    gradients = torch.autograd.grad(outputs, list(values.values()), cotangents, materialize_grads=True)
+    return out, lse, dict(zip(values, gradients, strict=True))
+
+
+def _jax(forward: Any, moving: dict[str, Any], dout: Any, dlse: Any) -> tuple[Any, Any, dict[str, Any]]:
+    import jax
+    import jax.numpy as jnp
+
+    @jax.jit  # without it, every operation of every new shape is compiled on its own
+    def all_at_once(moving: dict[str, Any], dout: Any, dlse: Any) -> tuple[Any, Any, dict[str, Any]]:
+        (out, lse), pullback = jax.vjp(forward, moving)
+        (gradients,) = pullback((dout, jnp.zeros_like(lse) if dlse is None else dlse))
+        return out, lse, gradients
+
+    return all_at_once(moving, dout, dlse)
