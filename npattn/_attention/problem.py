@@ -76,6 +76,8 @@ def make_problem(
     op: str, q: Array, k: Array, v: Array, mask: Any, bias: Any, scale: Any, softcap: Any, sinks: Any, dropout: Any
 ) -> Problem:
     """Check everything and put every axis in its place; every error is raised here, before any work."""
+    if q is None or k is None or v is None:
+        raise TypeError(f"{op}: {'q' if q is None else 'k' if k is None else 'v'} must be an array, got None")
     lazy = isinstance(bias, LazyBias)
     arrays = {"q": q, "k": k, "v": v, "bias": bias.parameters if lazy else bias, "sinks": sinks}
     if mask is None:
