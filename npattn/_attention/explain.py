@@ -45,12 +45,19 @@ def table(steps: Any) -> str:
     return "\n".join(lines)
 
 
-PROJECTIONS = {"q": "x_q @ w_q + b_q", "k": "x_kv @ w_k + b_k", "v": "x_kv @ w_v + b_v"}
+PROJECTIONS = {
+    "q": "x_q @ w_q + b_q",
+    "k": "x_kv @ w_k + b_k",
+    "v": "x_kv @ w_v + b_v",
+    "rotated_q": "q rotated by its positions: q below",
+    "rotated_k": "k rotated by its positions: k below",
+}
 
 
 def projection_table(steps: Any) -> str:
     """The table of attention's steps between the projections into heads and out of them."""
-    into = [f"{name:<10}{formula:<40}{tuple(getattr(steps, name).shape)}" for name, formula in PROJECTIONS.items()]
+    given = ((name, formula, getattr(steps, name)) for name, formula in PROJECTIONS.items())
+    into = [f"{name:<10}{formula:<40}{tuple(x.shape)}" for name, formula, x in given if x is not None]
     head, *inside = table(steps.attention).replace("\nout       ", "\nheads     ").split("\n")
     return "\n".join([head, *into, *inside, f"{'out':<10}{'sum over heads of heads @ w_o, + b_o':<40}{tuple(steps.out.shape)}"])
 

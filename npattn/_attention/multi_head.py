@@ -1,21 +1,21 @@
 """Where queries, keys and values come from: multi-head attention, self- and cross-attention alike.
 
-Wiring only: project queries, project keys and values, attend, merge the heads. Self-attention gives the same array twice.
+Wiring only: project queries, project keys and values, rotate, attend, merge the heads. Self-attention gives the same array twice.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn._arrays.checks import host_int, shape_error
-from npattn._arrays.namespace import Array, Namespace, array_namespace, asarray, float_dtype
+from npattn._arrays.checks import host_int
+from npattn._arrays.namespace import Array, Namespace
 from npattn._arrays.trees import with_tree_repr
 from npattn._attention.attention import AttentionSaved, attention_backward, attention_forward
 from npattn._attention.biases import LazyBias
 from npattn._attention.masks import Mask
+from npattn.layers._parameters import Parameters, check_parameters, check_sizes
 from npattn.layers.dropout import Dropout
 from npattn.layers.heads import (
     MergeHeadsSaved,
@@ -25,6 +25,7 @@ from npattn.layers.heads import (
     project_heads_backward,
     project_heads_forward,
 )
+from npattn.layers.positions import Rotary, RotateSaved, rotate_backward, rotate_forward
 
 
 @with_tree_repr
@@ -110,32 +111,22 @@ class MultiHeadParams(NamedTuple):
         value_size = head_size if value_size is None else value_size
         kv_width = width if kv_width is None else kv_width
         out_width = width if out_width is None else out_width
-        sizes = {"width": width, "heads": heads, "kv_heads": kv_heads, "head_size": head_size, "value_size": value_size}
-        for name, size in (sizes | {"kv_width": kv_width, "out_width": out_width}).items():
-            host_int("MultiHeadParams.init", name, size, least=1)
+        op = "MultiHeadParams.init"
+        check_sizes(op, width=width, heads=heads, kv_heads=kv_heads, head_size=head_size, value_size=value_size)
+        check_sizes(op, kv_width=kv_width, out_width=out_width)
         if heads % kv_heads:
-            raise ValueError(f"MultiHeadParams.init: kv_heads must divide heads = {heads}, got {kv_heads}")
-
-        def array(values: Any) -> Array:
-            return asarray(values, xp=xp, device=device, dtype=xp.zeros(1).dtype if dtype is None else dtype)
-
-        def xavier(*shape: int, inputs: int) -> Array:
-            limit = math.sqrt(6 / (inputs + math.prod(shape) // max(inputs, 1)))
-            return array(rng.uniform(-limit, limit, shape))
-
-        def zeros(*shape: int, wanted: bool = bias) -> Array | None:
-            return array(np.zeros(shape)) if wanted else None
-
+            raise ValueError(f"{op}: kv_heads must divide heads = {heads}, got {kv_heads}")
+        new = Parameters(xp, dtype, device)
         return cls(
-            xavier(width, heads, head_size, inputs=width),
-            xavier(kv_width, kv_heads, head_size, inputs=kv_width),
-            xavier(kv_width, kv_heads, value_size, inputs=kv_width),
-            xavier(heads, value_size, out_width, inputs=heads * value_size),
-            zeros(heads, head_size),
-            zeros(kv_heads, head_size),
-            zeros(kv_heads, value_size),
-            zeros(out_width),
-            zeros(heads, wanted=sinks),
+            new.xavier(rng, width, heads, head_size, inputs=width),
+            new.xavier(rng, kv_width, kv_heads, head_size, inputs=kv_width),
+            new.xavier(rng, kv_width, kv_heads, value_size, inputs=kv_width),
+            new.xavier(rng, heads, value_size, out_width, inputs=heads * value_size),
+            new.zeros(heads, head_size) if bias else None,
+            new.zeros(kv_heads, head_size) if bias else None,
+            new.zeros(kv_heads, value_size) if bias else None,
+            new.zeros(out_width) if bias else None,
+            new.zeros(heads) if sinks else None,
         )
 
     @classmethod
@@ -173,7 +164,7 @@ class MultiHeadParams(NamedTuple):
         True
         """
         head_size = _head_size("MultiHeadParams.identity", width, heads)
-        eye = asarray(np.eye(width), xp=xp, device=device, dtype=xp.zeros(1).dtype if dtype is None else dtype)
+        eye = Parameters(xp, dtype, device).array(np.eye(width))
         w_q, w_k, w_v = (xp.asarray(xp.reshape(eye, (width, heads, head_size)), copy=True) for _ in range(3))
         return cls(w_q, w_k, w_v, xp.reshape(eye, (heads, head_size, width)))
 
@@ -194,6 +185,8 @@ class MultiHeadAttentionSaved(NamedTuple):
     v: ProjectHeadsSaved
     attention: AttentionSaved
     out: MergeHeadsSaved
+    rotated_q: RotateSaved | None = None
+    rotated_k: RotateSaved | None = None
 
 
 @with_tree_repr
@@ -217,9 +210,12 @@ def multi_head_attention(
     scale: float | None = None,
     softcap: float | None = None,
     dropout: Dropout | None = None,
+    rotary: Rotary | None = None,
 ) -> Array:
     """Multi-head attention of ``x_q`` over ``x_kv``; see `multi_head_attention_forward`."""
-    return multi_head_attention_forward(params, x_q, x_kv, mask=mask, bias=bias, scale=scale, softcap=softcap, dropout=dropout)[0]
+    return multi_head_attention_forward(
+        params, x_q, x_kv, mask=mask, bias=bias, scale=scale, softcap=softcap, dropout=dropout, rotary=rotary
+    )[0]
 
 
 def multi_head_attention_forward(
@@ -233,6 +229,7 @@ def multi_head_attention_forward(
     scale: float | None = None,
     softcap: float | None = None,
     dropout: Dropout | None = None,
+    rotary: Rotary | None = None,
 ) -> tuple[Array, MultiHeadAttentionSaved]:
     """``out = Σ_h attention(x_q w_q, x_kv w_k, x_kv w_v)_h w_o``: several heads are one more axis.
 
@@ -248,6 +245,8 @@ def multi_head_attention_forward(
         Where keys and values come from; its C may differ from that of x_q.
     mask, bias, scale, softcap, dropout : optional
         As in `attention_forward`, for heads (..., H, T, S). Sinks stand in the parameters.
+    rotary : Rotary, optional
+        Queries and keys are rotated by their positions before they meet, as in `npattn.layers.rotate_forward`.
 
     Returns
     -------
@@ -279,20 +278,24 @@ def multi_head_attention_forward(
     >>> dx.shape
     (3, 8)
     """
-    _check(params, x_q, x_kv)
+    check_parameters("multi_head_attention", {"x_q": x_q, "x_kv": x_kv, **params._asdict()}, _AXES)
     q, saved_q = project_heads_forward(x_q, params.w_q, params.b_q)
     k, saved_k = project_heads_forward(x_kv, params.w_k, params.b_k)
     v, saved_v = project_heads_forward(x_kv, params.w_v, params.b_v)
+    rotated_q = rotated_k = None
+    if rotary is not None:
+        q, rotated_q = rotate_forward(q, rotary)
+        k, rotated_k = rotate_forward(k, rotary.of_keys())
     heads, saved_attention = attention_forward(
         q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=params.sinks, dropout=dropout
     )
     out, saved_out = merge_heads_forward(heads, params.w_o, params.b_o)
-    return out, MultiHeadAttentionSaved(params, saved_q, saved_k, saved_v, saved_attention, saved_out)
+    return out, MultiHeadAttentionSaved(params, saved_q, saved_k, saved_v, saved_attention, saved_out, rotated_q, rotated_k)
 
 
 _AXES = {
-    "x_q": "TC",
-    "x_kv": "Sc",
+    "x_q": "...TC",
+    "x_kv": "...Sc",
     "w_q": "CHD",
     "w_k": "cKD",
     "w_v": "cKE",
@@ -303,33 +306,6 @@ _AXES = {
     "b_o": "o",
     "sinks": "H",
 }
-_LETTERS = {"c": "C", "o": "C"}  # the widths of keys and values, and of the output
-
-
-def _check(params: MultiHeadParams, x_q: Array, x_kv: Array) -> None:
-    """Errors in the names that the caller knows, before the projections raise them in theirs."""
-    op = "multi_head_attention"
-    arrays = {"x_q": x_q, "x_kv": x_kv, **params._asdict()}
-    array_namespace(op, **arrays)
-    float_dtype(op, **arrays)
-    sizes: dict[str, tuple[int, str]] = {}
-    for name, axes in _AXES.items():
-        array = arrays[name]
-        if array is None:
-            continue
-        shape = array.shape
-        own = shape[-2:] if name[0] == "x" else shape
-        if len(own) != len(axes):
-            shape_error(op, name, _letters(name), shape)
-        for axis, n in zip(axes, own, strict=True):
-            size, source = sizes.setdefault(axis, (n, name))
-            if size != n:
-                shape_error(op, name, f"{_letters(name)} with {_LETTERS.get(axis, axis)} = {size} as {source} has", shape)
-
-
-def _letters(name: str) -> str:
-    axes = ["..."] * (name[0] == "x") + [_LETTERS.get(axis, axis) for axis in _AXES[name]]
-    return f"({', '.join(axes)}{',' * (len(axes) == 1)})"
 
 
 def multi_head_attention_backward(dout: Array, saved: MultiHeadAttentionSaved, /) -> MultiHeadAttentionGrads:
@@ -354,8 +330,10 @@ def multi_head_attention_backward(dout: Array, saved: MultiHeadAttentionSaved, /
     """
     merged = merge_heads_backward(dout, saved.out)
     attended = attention_backward(merged.dx, saved.attention)
-    q = project_heads_backward(attended.dq, saved.q)
-    k = project_heads_backward(attended.dk, saved.k)
+    dq = attended.dq if saved.rotated_q is None else rotate_backward(attended.dq, saved.rotated_q).dx
+    dk = attended.dk if saved.rotated_k is None else rotate_backward(attended.dk, saved.rotated_k).dx
+    q = project_heads_backward(dq, saved.q)
+    k = project_heads_backward(dk, saved.k)
     v = project_heads_backward(attended.dv, saved.v)
     dparams = MultiHeadParams(q.dw, k.dw, v.dw, merged.dw, q.db, k.db, v.db, merged.db, attended.dsinks)
     return MultiHeadAttentionGrads(dparams, q.dx, k.dx + v.dx, attended.dbias)

@@ -12,7 +12,7 @@ from npattn._attention.multi_head import (
     multi_head_attention_backward,
 )
 from npattn._attention.steps import AttentionSteps, AttentionStepsBackward, attention_steps, attention_steps_backward
-from npattn.layers.heads import merge_heads, merge_heads_backward
+from npattn.layers.heads import merge_heads, merge_heads_backward, project_heads
 
 
 class MultiHeadAttentionSteps(NamedTuple):
@@ -26,6 +26,8 @@ class MultiHeadAttentionSteps(NamedTuple):
     v: Array  # (..., K, S, E)
     attention: AttentionSteps
     out: Array  # (..., T, C)
+    rotated_q: Array | None = None  # (..., H, T, D), where there is a rotary: attention receives these
+    rotated_k: Array | None = None  # (..., K, S, D)
 
     def __repr__(self) -> str:
         return explain.projection_table(self)
@@ -53,12 +55,17 @@ def multi_head_attention_steps(saved: MultiHeadAttentionSaved, /) -> MultiHeadAt
     Returns
     -------
     MultiHeadAttentionSteps
-        q (..., H, T, D), k (..., K, S, D), v (..., K, S, E); ``attention``, an AttentionSteps; out (..., T, C).
+        q (..., H, T, D), k (..., K, S, D), v (..., K, S, E); ``attention``, an AttentionSteps; out (..., T, C); and rotated_q and
+        rotated_k, if they were rotated.
     """
-    xp = saved.attention.problem.xp
+    xp, params = saved.attention.problem.xp, saved.params
     q, k, v = (xp.astype(x, x.dtype) for x in (saved.attention.q, saved.attention.k, saved.attention.v))
-    out = merge_heads(saved.out.x, saved.params.w_o, saved.params.b_o)
-    return MultiHeadAttentionSteps(q, k, v, attention_steps(saved.attention), out)
+    out = merge_heads(saved.out.x, params.w_o, params.b_o)
+    steps = MultiHeadAttentionSteps(q, k, v, attention_steps(saved.attention), out)
+    if saved.rotated_q is None:
+        return steps
+    projected = {"q": project_heads(saved.q.x, params.w_q, params.b_q), "k": project_heads(saved.k.x, params.w_k, params.b_k)}
+    return steps._replace(**projected, rotated_q=q, rotated_k=k)
 
 
 def multi_head_attention_steps_backward(dout: Array, saved: MultiHeadAttentionSaved, /) -> MultiHeadAttentionStepsBackward:
@@ -74,8 +81,8 @@ def multi_head_attention_steps_backward(dout: Array, saved: MultiHeadAttentionSa
     Returns
     -------
     MultiHeadAttentionStepsBackward
-        ``dheads``; ``attention``, an AttentionStepsBackward, whose dq, dk, dv are the gradients of the projections; and
-        ``grads``, those of the parameters and inputs.
+        ``dheads``; ``attention``, an AttentionStepsBackward, whose dq, dk, dv are the gradients of the projections (of the
+        rotated ones, if they were rotated); and ``grads``, those of the parameters and inputs.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Embedding: every id becomes its row of a table."""
+"""Embedding: every id becomes its row of a table. And with the same table, tied, the way back to logits of ids."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from npattn._arrays.checks import check_cotangent, shape_error
 from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace, compute_dtype, float_dtype
 from npattn._arrays.trees import tree_repr
 from npattn.layers._ids import as_ids, beside, check_range, foreign
+from npattn.layers.linear import as_rows, lift, rows_forward
 
 
 class EmbeddingSaved(NamedTuple):
@@ -148,3 +149,112 @@ def _run_sums(rows: Array, ids: Array, *, xp: Namespace) -> Array:
         rows = xp.concat([rows[:-step, :] + xp.where(same, rows[step:, :], 0.0), rows[-step:, :]], axis=0)
         step *= 2
     return rows
+
+
+class TiedLogitsSaved(NamedTuple):
+    """What `tied_logits_backward` needs: two inputs, borrowed."""
+
+    x: Array
+    table: Array
+
+    def __repr__(self) -> str:
+        return tree_repr(self)
+
+
+class TiedLogitsGrads(NamedTuple):
+    """Gradients of `tied_logits`. The table's other gradient is that of `embedding`: they add."""
+
+    dx: Array
+    dtable: Array
+
+    def __repr__(self) -> str:
+        return tree_repr(self)
+
+
+def tied_logits(x: Array, table: Array, /) -> Array:
+    """``x tableᵀ``; see `tied_logits_forward`."""
+    return tied_logits_forward(x, table)[0]
+
+
+def tied_logits_forward(x: Array, table: Array, /) -> tuple[Array, TiedLogitsSaved]:
+    """``out[..., v] = Σ_c x[..., c] table[v, c]``: how well every row of an embedding's table fits.
+
+    Parameters
+    ----------
+    x : float array (..., C)
+        Any leading axes; each row is compared by itself.
+    table : float array (V, C)
+        The table of an embedding, used a second time.
+
+    Returns
+    -------
+    out : array (..., V)
+        Logits for `cross_entropy`, in the dtype of the inputs; float16 and bfloat16 are multiplied and summed in float32.
+    saved : TiedLogitsSaved
+        For `tied_logits_backward`. Borrows x and table, and holds nothing else.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit.
+    TypeError
+        If dtypes, libraries or devices differ.
+
+    Notes
+    -----
+    The linear map with the transposed table, whose gradient has the table's shape. Derivation: docs/derivation.md, "Embedding".
+
+    References
+    ----------
+    Press, Wolf: Using the Output Embedding to Improve Language Models (2017).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> tied_logits(np.asarray([1.0, 10.0]), np.asarray([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]]))
+    array([ 1., 10., 22.])
+    """
+    op = "tied_logits"
+    xp = array_namespace(op, x=x, table=table)
+    dtype = float_dtype(op, x=x, table=table)
+    if x.ndim < 1:
+        shape_error(op, "x", "(..., C)", x.shape)
+    if table.ndim != 2 or table.shape[1] != x.shape[-1]:
+        shape_error(op, "table", f"(V, C) with C = {x.shape[-1]} as x has", table.shape)
+    out = rows_forward(as_rows(x, x.shape[-1], xp=xp), xp.matrix_transpose(table), None, xp=xp, dtype=dtype)
+    return xp.reshape(out, (*x.shape[:-1], table.shape[0])), TiedLogitsSaved(x, table)
+
+
+def tied_logits_backward(dout: Array, saved: TiedLogitsSaved, /) -> TiedLogitsGrads:
+    """``dx = dout table``, ``dtable = doutᵀ x``.
+
+    Parameters
+    ----------
+    dout : float array (..., V)
+        The cotangent of out.
+    saved : TiedLogitsSaved
+        From `tied_logits_forward`.
+
+    Returns
+    -------
+    TiedLogitsGrads
+        ``dx`` and ``dtable``.
+
+    Raises
+    ------
+    ValueError
+        If dout has not the shape of out.
+    TypeError
+        If dtypes, libraries or devices differ.
+    """
+    x, table = saved
+    op = "tied_logits_backward"
+    xp = array_namespace(op, x=x, dout=dout)
+    dtype = float_dtype(op, x=x)
+    check_cotangent(op, "dout", dout, "(..., V)", (*x.shape[:-1], table.shape[0]), dtype)
+    drows, rows = as_rows(dout, table.shape[0], xp=xp), as_rows(x, table.shape[1], xp=xp)
+    drows, rows, table = lift(drows, rows, table, xp=xp, dtype=dtype)
+    with np.errstate(all="ignore"):
+        # out = rows tableᵀ
+        dx, dtable = drows @ table, xp.matrix_transpose(drows) @ rows
+        return TiedLogitsGrads(xp.reshape(xp.astype(dx, dtype, copy=False), x.shape), xp.astype(dtable, dtype, copy=False))

@@ -127,7 +127,7 @@ def as_rows(x: Array, *row: int, xp: Namespace) -> Array:
 
 def rows_forward(rows: Array, w: Array, b: Array | None, *, xp: Namespace, dtype: Any) -> Array:
     """``rows w + b`` for matrices (R, C_in) and (C_in, C_out), computed in ``dtype`` or better."""
-    rows, w, b = _lift(rows, w, b, xp=xp, dtype=dtype)
+    rows, w, b = lift(rows, w, b, xp=xp, dtype=dtype)
     with np.errstate(all="ignore"):
         out = rows @ w
         return xp.astype(out if b is None else out + b, dtype, copy=False)
@@ -135,7 +135,7 @@ def rows_forward(rows: Array, w: Array, b: Array | None, *, xp: Namespace, dtype
 
 def rows_backward(drows: Array, rows: Array, w: Array, *, has_b: bool, xp: Namespace, dtype: Any) -> LinearGrads:
     """The gradients of ``rows_forward``."""
-    drows, rows, w = _lift(drows, rows, w, xp=xp, dtype=dtype)
+    drows, rows, w = lift(drows, rows, w, xp=xp, dtype=dtype)
     with np.errstate(all="ignore"):
         # out = rows w + b
         grads = LinearGrads(
@@ -146,7 +146,8 @@ def rows_backward(drows: Array, rows: Array, w: Array, *, has_b: bool, xp: Names
         return LinearGrads(*(None if g is None else xp.astype(g, dtype, copy=False) for g in grads))
 
 
-def _lift(*arrays: Array | None, xp: Namespace, dtype: Any) -> list[Array]:
+def lift(*arrays: Array | None, xp: Namespace, dtype: Any) -> list[Array]:
+    """The arrays in the dtype that products of ``dtype`` are computed in."""
     compute = compute_dtype(dtype, xp=xp)
     return [None if a is None else xp.astype(a, compute, copy=False) for a in arrays]
 
