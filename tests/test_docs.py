@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from npattn.testing import libraries
 from tests.markdown import Block, blocks, is_set_up, set_up_command
 
 ROOT = Path(__file__).parent.parent
@@ -92,17 +93,25 @@ def compare(expected: str, printed: str) -> None:
     assert doctest.OutputChecker().check_output(expected, printed, doctest.ELLIPSIS), f"expected\n{expected}\nprinted\n{printed}"
 
 
-def is_there(module: str | None) -> bool:
-    return module is None or importlib.util.find_spec(module) is not None
+def missing(module: str | None) -> str:
+    """Why a block cannot run here; empty if it can."""
+    if module in libraries.NAMES:
+        try:
+            libraries.open_library(module)
+        except libraries.Unavailable as reason:
+            return str(reason)
+    elif module is not None and importlib.util.find_spec(module) is None:
+        return f"{module} is not installed"
+    return ""
 
 
 @pytest.mark.parametrize("place", places("python"))
 def test_python(place, tmp_path, monkeypatch):
-    if not is_there(place.block.needs):
-        pytest.skip(f"{place.block.needs} is not installed")
+    if reason := missing(place.block.needs):
+        pytest.skip(reason)
     monkeypatch.chdir(tmp_path)
     for page, block in PLACES:
-        if page == place.page and block.language == "python" and block.line <= place.block.line and is_there(block.needs):
+        if page == place.page and block.language == "python" and block.line <= place.block.line and not missing(block.needs):
             SESSIONS[page].run(Place(page, block))
 
 
