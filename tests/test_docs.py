@@ -70,6 +70,7 @@ class Session:
         block = place.block
         if block in self.done:
             return
+        self.done.add(block)  # also if it fails: the blocks after it still run
         if block.text.startswith(">>>"):
             test = doctest.DocTestParser().get_doctest(block.text, self.names, str(place), str(place), block.line)
             report = io.StringIO()
@@ -81,7 +82,6 @@ class Session:
             with contextlib.redirect_stdout(printed):
                 exec(compile("\n" * (block.line - 1) + block.text, place.page, "exec"), self.names)
             compare(block.output or "", printed.getvalue())
-        self.done.add(block)
 
 
 SESSIONS = {page: Session() for page in PAGES}
