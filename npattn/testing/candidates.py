@@ -75,7 +75,10 @@ def npattn_candidate(library: Library | None = None, *, dtype: str | None = None
 
     def run(problem: AttentionProblem, backward: bool) -> Run:
         inputs = problem.inputs(library, dtype)
-        with contextlib.nullcontext() if sizes is None else forced(sizes), contextlib.nullcontext() if library is None else library.active():
+        with (
+            contextlib.nullcontext() if sizes is None else forced(sizes),
+            contextlib.nullcontext() if library is None else library.active(),
+        ):
             out, saved = attention_forward(inputs.q, inputs.k, inputs.v, **inputs.options)
             grads = attention_backward(inputs.dout, saved, dlse=inputs.dlse) if backward else ()
             return Run(inputs.arrays(), Answer(out, saved.lse, *grads))

@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from npattn._arrays.namespace import Array
 from npattn._attention import biases, mask_kinds, masks
-
-FloatArray = np.ndarray[Any, Any]
 
 # the kinds of masks, by which code here tells them apart
 Band, Lengths, Segments = mask_kinds._Band, mask_kinds._Lengths, mask_kinds._Segments
 ArrayMask, Both, Either, Inverse = masks._ArrayMask, masks._Both, masks._Either, masks._Inverse
 
 
-def dense_mask(mask: Any, lead: tuple[int, ...], H: int, T: int, S: int) -> FloatArray | None:  # noqa: N803 - axis letters
+def dense_mask(mask: Any, lead: tuple[int, ...], H: int, T: int, S: int) -> Array | None:
     """Which query may attend to which key, (..., H, T, S); ``None`` for no mask.
 
     Parameters
@@ -41,7 +40,7 @@ def dense_mask(mask: Any, lead: tuple[int, ...], H: int, T: int, S: int) -> Floa
     return dense
 
 
-def sees(mask: Any, index: tuple[int, ...], T: int, S: int) -> bool:  # noqa: N803
+def sees(mask: Any, index: tuple[int, ...], T: int, S: int) -> bool:
     """Whether query i of (leading index, head) may attend to key j; ``index`` is (..., h, i, j)."""
     *lead, _, i, j = index
     match mask:
@@ -69,7 +68,7 @@ def _at(array: Any, index: Any) -> Any:
     return array[tuple(0 if n == 1 else i for i, n in zip(own, array.shape, strict=True))]
 
 
-def dense_bias(bias: Any, H: int, T: int, S: int) -> FloatArray | None:  # noqa: N803
+def dense_bias(bias: Any, H: int, T: int, S: int) -> Array | None:
     """The bias as an array that broadcasts to (..., H, T, S), in float64; a lazy one becomes (H, T, S).
 
     Parameters
@@ -92,7 +91,7 @@ def dense_bias(bias: Any, H: int, T: int, S: int) -> FloatArray | None:  # noqa:
     return dense
 
 
-def lazy_bias_gradient(bias: Any, dbiased: FloatArray) -> FloatArray:
+def lazy_bias_gradient(bias: Any, dbiased: Array) -> Array:
     """The gradient of a lazy bias's parameters, in their shape, from dbiased (..., H, T, S)."""
     pairs = dbiased.sum(axis=tuple(range(dbiased.ndim - 3))) if dbiased.ndim > 2 else dbiased[None]
     total = np.zeros(bias.parameters.shape, dtype=dbiased.dtype)
@@ -101,7 +100,7 @@ def lazy_bias_gradient(bias: Any, dbiased: FloatArray) -> FloatArray:
     return total
 
 
-def lazy_bias_scale(bias: Any, size: FloatArray) -> FloatArray:
+def lazy_bias_scale(bias: Any, size: Array) -> Array:
     """`lazy_bias_gradient` of absolute values."""
     pairs = size.sum(axis=tuple(range(size.ndim - 3))) if size.ndim > 2 else size[None]
     total = np.zeros(bias.parameters.shape, dtype=size.dtype)
@@ -110,7 +109,7 @@ def lazy_bias_scale(bias: Any, size: FloatArray) -> FloatArray:
     return total
 
 
-def _lazy_terms(bias: Any, H: int, T: int, S: int) -> Iterator[tuple[tuple[int, int, int], tuple[int, ...], float]]:  # noqa: N803
+def _lazy_terms(bias: Any, H: int, T: int, S: int) -> Iterator[tuple[tuple[int, int, int], tuple[int, ...], float]]:
     """For every pair of every head: which parameter its bias is a multiple of, and which multiple."""
     for h, i, j in np.ndindex(H, T, S):
         head = h if bias.parameters.shape[-1] > 1 else 0

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from npattn.testing.candidates import Answer, Candidate
-from npattn.testing.gradients import Vectors, check_backward
+from npattn.testing.gradients import check_backward
 from npattn.testing.law import agree, broken, given_by, law, tolerances
 from npattn.testing.parts import whole
 from npattn.testing.problems import AttentionProblem, bias_with
 from npattn.testing.scales import attention_scales, difference_bound, difference_step
+from npattn.testing.vector_trees import Vectors
 
 
 def inputs_that_move(problem: AttentionProblem) -> dict[str, Any]:
@@ -31,8 +32,8 @@ def moved(problem: AttentionProblem, inputs: dict[str, Any]) -> AttentionProblem
 def gradients_are_derivatives(candidate: Candidate, problem: AttentionProblem) -> None:
     """⟨g, J t⟩ = ⟨t, backward(g)⟩ for random t and g, with J t by finite differences: out and lse along every input at once.
 
-    Catches a missing term, a sign, an axis, a scale or a group sum that is missing. For ordinary draws in float64: elsewhere differences
-    are blind.
+    Catches a missing term, a sign, an axis, a scale or a group sum that is missing. For ordinary draws in float64: elsewhere
+    differences are blind.
     """
     if problem.dtype.itemsize < 8:
         return
@@ -85,7 +86,8 @@ def cotangents_enter_linearly(candidate: Candidate, problem: AttentionProblem) -
     a, b = 0.5, -2.0
 
     def mix(x: Any, y: Any) -> Any:
-        return None if x is None else (a * np.asarray(x, dtype=np.float64) + b * np.asarray(y, dtype=np.float64)).astype(x.dtype)
+        wide = None if x is None else a * np.asarray(x, dtype=np.float64) + b * np.asarray(y, dtype=np.float64)
+        return None if x is None else np.asarray(wide, dtype=x.dtype)
 
     mixed = problem.replace(dout=mix(problem.dout, other.dout), dlse=mix(problem.dlse, other.dlse))
     one, two, got = (candidate.answer(p) for p in (problem, other, mixed))
@@ -115,7 +117,7 @@ def score_gradients_of_a_row_sum_to_zero(candidate: Candidate, problem: Attentio
 
 @law
 def keys_moved_together_have_no_gradient(candidate: Candidate, problem: AttentionProblem) -> None:
-    """Σ_j dk_j = 0: the gradient of a vector that is added to all keys, as a key projection's bias is. Not with a softcap, sinks or dlse.
+    """Σ_j dk_j = 0: the gradient of a vector added to all keys, as a key projection's bias is. Not with a softcap or dlse.
 
     Catches what the law of rows does, through the keys, and a dk that belongs to other keys.
     """

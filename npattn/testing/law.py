@@ -15,7 +15,7 @@ Law: TypeAlias = Callable[[Candidate, AttentionProblem], None]
 
 LAWS: dict[str, Law] = {}
 
-# Hold to their tolerance where scores are of order 1: elsewhere differences are blind, and the naive formula may be right by luck.
+# Hold to their tolerance where scores are of order 1: elsewhere differences are blind, and the naive formula right by luck.
 ORDINARY = frozenset({"gradients_are_derivatives", "is_as_precise_as_the_naive_formula"})
 
 
@@ -96,7 +96,10 @@ def _worst(name: str, found: Any, wanted: Any, wrong: Any, bound: Any) -> str:
     at = np.unravel_index(int(off.argmax()), off.shape)
     place = f"{name}[{', '.join(str(int(n)) for n in at)}]" if at else name
     allowed = float(np.broadcast_to(bound, off.shape)[at])
-    return f"{place}: expected {wanted[at]!s}, got {found[at]!s}; they may differ by {allowed:.3g}; {int(wrong.sum())} of {wrong.size} elements are wrong"
+    return (
+        f"{place}: expected {wanted[at]!s}, got {found[at]!s}; they may differ by {allowed:.3g}; "
+        f"{int(wrong.sum())} of {wrong.size} elements are wrong"
+    )
 
 
 def given_by(answer: Answer, expected: dict[str, Any]) -> dict[str, Any]:

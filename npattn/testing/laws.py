@@ -1,7 +1,7 @@
 """Laws of attention: true for every problem, whoever computes it.
 
-Each is a function of a candidate and a problem that raises `LawBroken`; its docstring states it as mathematics and says what fault
-it catches. Where a problem has an option that a law does not hold for, the law is checked on the same problem without that option.
+Each is a function of a candidate and a problem that raises `LawBroken`; its docstring states it as mathematics and says what
+fault it catches. Where a problem has an option that a law does not hold for, the law is checked on the same problem without it.
 ``LAWS`` has them by name.
 """
 

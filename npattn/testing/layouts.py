@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 LAYOUTS = (
-    "contiguous", "read-only", "fortran", "strided", "reversed", "transposed", "broadcast", "overlapping", "unaligned", "big-endian"
+    "contiguous", "read-only", "fortran", "strided", "reversed", "transposed", "broadcast", "overlapping", "unaligned",
+    "big-endian",
 )  # fmt: skip
 
 

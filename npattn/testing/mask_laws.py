@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
 
 import numpy as np
 
+from npattn._arrays.namespace import Array
 from npattn._attention.mask_kinds import causal_mask
 from npattn.testing.candidates import Answer, Candidate
 from npattn.testing.law import agree, law, tolerances
 from npattn.testing.parts import part, whole
 from npattn.testing.problems import AttentionProblem
 
-FloatArray = np.ndarray[Any, Any]
-
 
 @law
 def unseen_keys_leave_no_trace(candidate: Candidate, problem: AttentionProblem) -> None:
     """Other finite numbers at the keys that query i may not see change no bit of out_i: the future does not leak.
 
-    Catches a diagonal that is off by one, a mask that is added as a large number instead of selecting, and a choice of path that is
-    made from contents.
+    Catches a diagonal that is off by one, a mask that is added as a large number instead of selecting, and a choice of path that
+    is made from contents.
     """
     full = whole(problem)
     rng, seen, plain = problem.rng("unseen"), full.visible(), candidate.out(full)
@@ -30,8 +29,9 @@ def unseen_keys_leave_no_trace(candidate: Candidate, problem: AttentionProblem) 
         *batch, head, _ = row
         hidden = np.flatnonzero(~seen[row])
         k, v = full.k.copy(), full.v.copy()
-        for x in (k, v):
-            x[(*batch, head // group)][hidden] = (rng.standard_normal((len(hidden), x.shape[-1])) * 3).astype(x.dtype)
+        for x in (k, v):  # from order 1 to numbers whose products overflow
+            size = float(np.finfo(x.dtype).max) ** rng.uniform(0, 0.9)
+            x[(*batch, head // group)][hidden] = rng.uniform(-size, size, (len(hidden), x.shape[-1])).astype(x.dtype)
         got = candidate.out(full.replace(k=k, v=v))
         agree(unseen_keys_leave_no_trace, candidate, problem, {"out": got[row]}, {"out": plain[row]})
 
@@ -51,7 +51,7 @@ def poison_stays_out(candidate: Candidate, problem: AttentionProblem) -> None:
     dead_keys = ~of_heads.reshape(*full.lead, full.kv_heads, group, full.pairs[-1]).any(axis=-2)
     dead_rows = ~seen.any(axis=-1)
 
-    def poisoned(x: FloatArray, where: FloatArray) -> FloatArray:
+    def poisoned(x: Array, where: Array) -> Array:
         poison = rng.choice([np.nan, np.inf, -np.inf], size=x.shape).astype(x.dtype)
         return np.where(where, poison, x)
 
@@ -97,7 +97,9 @@ def cuts_merge_to_the_whole(candidate: Candidate, problem: AttentionProblem) -> 
         return
     keys, rng = full.pairs[-1], problem.rng("cuts")
     edges = [0, *sorted(int(n) for n in rng.integers(0, keys + 1, rng.integers(1, 3))), keys]
-    parts = [candidate.answer(part(full.replace(sinks=None), keys=slice(a, b)), backward=False) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [
+        candidate.answer(part(full.replace(sinks=None), keys=slice(a, b)), backward=False) for a, b in itertools.pairwise(edges)
+    ]
     lses = [p.lse.astype(np.float64) for p in parts]
     outs = [p.out.astype(np.float64) for p in parts]
     if full.sinks is not None:

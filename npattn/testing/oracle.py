@@ -13,38 +13,38 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-FloatArray = np.ndarray[Any, Any]
+from npattn._arrays.namespace import Array
 
 
 class NaiveForward(NamedTuple):
     """The results of `naive_forward`."""
 
-    out: FloatArray  # (..., H, T, E)
-    lse: FloatArray  # (..., H, T)
-    weights: FloatArray  # (..., H, T, S), before dropout; 0 where a query may not look
+    out: Array  # (..., H, T, E)
+    lse: Array  # (..., H, T)
+    weights: Array  # (..., H, T, S), before dropout; 0 where a query may not look
     largest: float  # the largest |biased score| that is finite and visible, 0 if there is none
 
 
 class NaiveGrads(NamedTuple):
     """The gradients of `naive_backward`, each in its input's shape; ``dbiased`` is (..., H, T, S)."""
 
-    dq: FloatArray
-    dk: FloatArray
-    dv: FloatArray
-    dbias: FloatArray | None
-    dsinks: FloatArray | None
-    dbiased: FloatArray
+    dq: Array
+    dk: Array
+    dv: Array
+    dbias: Array | None
+    dsinks: Array | None
+    dbiased: Array
 
 
 class _Row(NamedTuple):
     """One query of one head, against the keys it sees."""
 
-    keys: FloatArray  # their indices
-    capped: FloatArray
-    biased: FloatArray
-    weights: FloatArray
+    keys: Array  # their indices
+    capped: Array
+    biased: Array
+    weights: Array
     sink_weight: Any
-    factors: FloatArray
+    factors: Array
     lse: Any
 
 
@@ -90,7 +90,7 @@ class _Loops:
 
     def kv_head(self, h: int) -> int:
         """Query head h reads key/value head h // (H / K)."""
-        return h // (self.heads // self.kv_heads)
+        return int(h // (self.heads // self.kv_heads))
 
     def row(self, b: tuple[int, ...], h: int, i: int) -> _Row:
         """softmax of one row: the weights of the keys that query i may see, and of the sink."""
@@ -243,7 +243,7 @@ def naive_backward(
     )
 
 
-def sum_to_shape(x: FloatArray, shape: tuple[int, ...]) -> FloatArray:
+def sum_to_shape(x: Array, shape: tuple[int, ...]) -> Array:
     """The transpose of broadcasting, element by element: add every copy to where it came from."""
     total = np.zeros(shape, dtype=x.dtype)
     for index in np.ndindex(*x.shape):

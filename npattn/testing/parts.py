@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
+from npattn._arrays.namespace import Array
 from npattn._attention.biases import LazyBias
 from npattn.testing.candidates import Answer
 from npattn.testing.dense import lazy_bias_gradient
 from npattn.testing.oracle import sum_to_shape
 from npattn.testing.problems import AttentionProblem
 
-FloatArray = np.ndarray[Any, Any]
-Index = slice | FloatArray
+Index = slice | Array
 ALL = slice(None)
 
 
@@ -33,7 +32,7 @@ def whole(problem: AttentionProblem) -> AttentionProblem:
     """
     lead, pairs = problem.lead, problem.pairs
 
-    def full(x: FloatArray, heads: int) -> FloatArray:
+    def full(x: Array, heads: int) -> Array:
         return np.array(np.broadcast_to(x, (*lead, heads, *x.shape[-2:])), order="C")
 
     bias = problem.dense_bias()
@@ -56,14 +55,14 @@ def narrowed(problem: AttentionProblem, answer: Answer) -> Answer:
     if dbias is not None:
         lazy = isinstance(problem.bias, LazyBias)
         dbias = lazy_bias_gradient(problem.bias, dbias) if lazy else sum_to_shape(dbias, problem.bias.shape)
-    gradients = [
-        None if dx is None else sum_to_shape(dx, x.shape)
-        for dx, x in zip(answer[2:5], (problem.q, problem.k, problem.v), strict=True)
-    ]
+    inputs = (problem.q, problem.k, problem.v)
+    dq, dk, dv = (None if dx is None else sum_to_shape(dx, x.shape) for dx, x in zip(answer[2:5], inputs, strict=True))
     return Answer(
         np.reshape(answer.out, (*rows, answer.out.shape[-1])),
         None if answer.lse is None else np.reshape(answer.lse, rows),
-        *gradients,
+        dq,
+        dk,
+        dv,
         dbias,
         answer.dsinks,
     )
@@ -100,10 +99,10 @@ def part(
     of_head = ALL if head is None else slice(head, head + 1)
     of_kv_head = ALL if head is None else slice(head // group, head // group + 1)
 
-    def pairs(x: FloatArray | None) -> FloatArray | None:
+    def pairs(x: Array | None) -> Array | None:
         return None if x is None else x[lead][..., of_head, :, :][..., queries, :][..., keys]
 
-    def rows(x: FloatArray, heads: slice, index: Index) -> FloatArray:
+    def rows(x: Array, heads: slice, index: Index) -> Array:
         return np.array(x[lead][..., heads, :, :][..., index, :])
 
     dropout = problem.dropout

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npattn._arrays.namespace import Array
 from npattn._attention.biases import LazyBias, alibi_bias, relative_bias
 from npattn._attention.mask_kinds import length_mask, segment_mask
 from npattn._attention.masks import as_mask
@@ -16,8 +17,6 @@ from npattn.testing.as_code import call_code, literal_code
 from npattn.testing.dense import ArrayMask, Band, Both, Either, Inverse, Lengths, Segments, dense_bias, dense_mask
 from npattn.testing.layouts import laid_out
 from npattn.testing.libraries import Library, asarray
-
-FloatArray = np.ndarray[Any, Any]
 
 EXTREMES = ("large scores", "far keys", "far bias", "huge values", "tiny values", "tiny keys")
 
@@ -70,16 +69,16 @@ class AttentionProblem(NamedTuple):
     ``repr`` is code: evaluate it with npattn's and npattn.testing's names at hand to have the same arrays again.
     """
 
-    q: FloatArray
-    k: FloatArray
-    v: FloatArray
-    dout: FloatArray
-    dlse: FloatArray | None = None
+    q: Array
+    k: Array
+    v: Array
+    dout: Array
+    dlse: Array | None = None
     mask: Any = None
     bias: Any = None
     scale: float | None = None
     softcap: float | None = None
-    sinks: FloatArray | None = None
+    sinks: Array | None = None
     dropout: Dropout | None = None
     seed: int = 0
     code: str = ""
@@ -96,14 +95,14 @@ class AttentionProblem(NamedTuple):
         return np.random.default_rng([self.seed, *purpose.encode()])
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> Any:
         """The dtype of the inputs, in native byte order."""
         return self.q.dtype.newbyteorder("=")
 
     @property
     def has_heads(self) -> bool:
         """Whether some input has rank 3 or more."""
-        return max(self.q.ndim, self.k.ndim, self.v.ndim) > 2
+        return any(x.ndim > 2 for x in (self.q, self.k, self.v))
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -126,15 +125,15 @@ class AttentionProblem(NamedTuple):
         """(..., H, T, S)."""
         return (*self.lead, self.heads, self.q.shape[-2], self.k.shape[-2])
 
-    def dense_mask(self) -> FloatArray | None:
+    def dense_mask(self) -> Array | None:
         """The mask by its definition, (..., H, T, S)."""
         return dense_mask(self.mask, self.lead, *self.pairs[-3:])
 
-    def dense_bias(self) -> FloatArray | None:
+    def dense_bias(self) -> Array | None:
         """The bias, a lazy one by its definition, in float64, broadcasting to (..., H, T, S)."""
         return dense_bias(self.bias, *self.pairs[-3:])
 
-    def visible(self) -> FloatArray:
+    def visible(self) -> Array:
         """Which query sees which key by mask and bias, (..., H, T, S)."""
         seen = np.ones(self.pairs, dtype=bool)
         mask, bias = self.dense_mask(), self.dense_bias()
@@ -142,7 +141,7 @@ class AttentionProblem(NamedTuple):
             seen &= mask
         return seen if bias is None else seen & (bias != -np.inf)
 
-    def factors(self) -> FloatArray | None:
+    def factors(self) -> Array | None:
         """Dropout's factors, (..., H, T, S), in float64."""
         if self.dropout is None:
             return None
@@ -173,18 +172,20 @@ class AttentionProblem(NamedTuple):
         library = library or Library("numpy", np)
         name = dtype or self.dtype.name
 
-        def convert(x: FloatArray | None, to: str = name) -> Any:
+        def convert(x: Array | None, to: str = name) -> Any:
             return None if x is None else asarray(x, library, dtype=to)
 
         options = self.options()
         if "mask" in options:
             options["mask"] = mask_in(self.mask, lambda x: asarray(x, library))
         if "bias" in options:
-            options["bias"] = bias_with(self.bias, convert(self.bias.parameters if isinstance(self.bias, LazyBias) else self.bias))
+            parameters = self.bias.parameters if isinstance(self.bias, LazyBias) else self.bias
+            options["bias"] = bias_with(self.bias, convert(parameters))
         if "sinks" in options:
             options["sinks"] = convert(self.sinks)
         lifted = "float32" if name in ("float16", "bfloat16") else name
-        return Inputs(*map(convert, (self.q, self.k, self.v)), options, convert(self.dout), convert(self.dlse, lifted))
+        q, k, v, dout = (convert(x) for x in (self.q, self.k, self.v, self.dout))
+        return Inputs(q, k, v, options, dout, convert(self.dlse, lifted))
 
 
 def bias_with(bias: Any, parameters: Any) -> Any:
@@ -288,7 +289,7 @@ def attention_problem(
     given = dict(locals())
     layouts = layouts or {}
 
-    def draw(name: str, shape: Sequence[int], to: str = dtype) -> FloatArray:
+    def draw(name: str, shape: Sequence[int], to: str = dtype) -> Array:
         rng = np.random.default_rng([seed, *name.encode()])
         x = rng.integers(-2, 3, tuple(shape)) if values == "integers" else rng.standard_normal(tuple(shape))
         x = _extreme(name, np.asarray(x, dtype=np.float64), extreme, np.finfo(to), rng)
@@ -302,7 +303,9 @@ def attention_problem(
     if isinstance(bias, Alibi):
         made = alibi_bias(draw("bias", (bias.heads,)), offset=bias.offset)
     elif isinstance(bias, Relative):
-        made = relative_bias(draw("bias", (bias.buckets, bias.heads)), **{k: v for k, v in bias._asdict().items() if k not in ("buckets", "heads")})
+        made = relative_bias(
+            draw("bias", (bias.buckets, bias.heads)), **{k: v for k, v in bias._asdict().items() if k not in ("buckets", "heads")}
+        )
     elif bias is not None:
         made = draw("bias", bias)
     problem = AttentionProblem(
@@ -316,7 +319,7 @@ def attention_problem(
     )
 
 
-def _extreme(name: str, x: FloatArray, extreme: Sequence[str], info: Any, rng: np.random.Generator) -> FloatArray:
+def _extreme(name: str, x: Array, extreme: Sequence[str], info: Any, rng: np.random.Generator) -> Array:
     """Numbers far from 1 where asked for."""
     small, huge = float(info.smallest_normal), float(info.max)
     for kind in extreme:

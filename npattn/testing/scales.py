@@ -4,7 +4,8 @@ Gradients are often small differences of large numbers, so that a ratio to the g
 weights, F dropout's factors and s the softmax scale,
 
     B = W∘(P + rowsum(W∘P) + |dlse|),  P = F∘|dout| |v|ᵀ
-    dq: s·B|k|   dk: s·Bᵀ|q|   dv: (W∘F)ᵀ|dout|   dbias: B   dsinks: Σ_i p_i (rowsum(W∘P) + |dlse|)   out: (W∘F)|v|   lse: 1 + |lse|
+    out: (W∘F)|v|   lse: 1 + |lse|
+    dq: s·B|k|   dk: s·Bᵀ|q|   dv: (W∘F)ᵀ|dout|   dbias: B   dsinks: Σ_i p_i (rowsum(W∘P) + |dlse|)
 
 each summed over what is broadcast or grouped. Three bounds follow: finite differences (`difference_bound`), automatic
 differentiation (`autodiff_bound`), and float32 against float64 (`precision_bound`).
@@ -17,13 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npattn._arrays.namespace import Array
 from npattn._attention.biases import LazyBias
 from npattn.testing.candidates import Answer
 from npattn.testing.dense import dense_bias, lazy_bias_scale
 from npattn.testing.oracle import naive_forward
 from npattn.testing.problems import AttentionProblem, bias_with
-
-FloatArray = np.ndarray[Any, Any]
 
 DIFFERENCE = 1e-8  # of Σ|t|·scale: what finite differences with Richardson extrapolation are good for in float64
 AUTODIFF = 45  # roundings of (1 + largest |biased|)·scale: 1e-14 in float64
@@ -56,13 +56,15 @@ def attention_scales(problem: AttentionProblem) -> Scales:
     pairs, lead, kv_heads = problem.pairs, problem.lead, problem.kv_heads
     group = problem.heads // kv_heads if kv_heads else 1
 
-    def whole(x: FloatArray, heads: int) -> FloatArray:
+    def whole(x: Array, heads: int) -> Array:
         x = np.abs(np.asarray(x, dtype=np.float64))
         return np.broadcast_to(x, (*lead, heads, *x.shape[-2:]))
 
     q, k, v = whole(problem.q, problem.heads), *(np.repeat(whole(x, kv_heads), group, axis=-3) for x in (problem.k, problem.v))
     dout = np.abs(np.asarray(problem.dout, dtype=np.float64)).reshape(*pairs[:-1], v.shape[-1])
-    dlse = np.zeros(pairs[:-1]) if problem.dlse is None else np.abs(np.asarray(problem.dlse, dtype=np.float64)).reshape(pairs[:-1])
+    dlse = (
+        np.zeros(pairs[:-1]) if problem.dlse is None else np.abs(np.asarray(problem.dlse, dtype=np.float64)).reshape(pairs[:-1])
+    )
     weights = done.weights.reshape(pairs)
     # what no query sees, and the queries that see nothing, may be anything
     live = weights.any(axis=-1)
@@ -94,33 +96,34 @@ def attention_scales(problem: AttentionProblem) -> Scales:
             dsinks,
         ),
         done.largest,
-        *_factors(scale, *(float(x.max(initial=0)) for x in (q, k, v, dout, dlse)), max(*pairs[-2:], v.shape[-1]) ** 2),
+        *_factors(scale, [float(x.max(initial=0)) for x in (q, k, v, dout, dlse)], max(*pairs[-2:], v.shape[-1]) ** 2),
     )
 
 
-def _factors(scale: float, q: float, k: float, v: float, dout: float, dlse: float, count: int) -> tuple[Answer, float]:
+def _factors(scale: float, largest: list[float], count: int) -> tuple[Answer, float]:
+    q, k, v, dout, dlse = largest
     pairs = dout * v * count + dlse
     parts = (v, 0.0, scale * pairs * k, scale * pairs * q, dout, pairs, pairs)
     return Answer(*(count * part for part in parts)), count * max(1.0, scale * k, scale * q, dout)
 
 
-def _ungroup(x: FloatArray, group: int) -> FloatArray:
+def _ungroup(x: Array, group: int) -> Array:
     return x.reshape(*x.shape[:-3], x.shape[-3] // group, group, *x.shape[-2:]).sum(axis=-3)
 
 
-def _back(x: FloatArray, shape: tuple[int, ...]) -> FloatArray:
+def _back(x: Array, shape: tuple[int, ...]) -> Array:
     extra = x.ndim - len(shape)
     ones = tuple(axis for axis, n in enumerate(shape, start=extra) if n == 1)
     return x.sum(axis=(*range(extra), *ones)).reshape(shape)
 
 
-def _bias_scale(problem: AttentionProblem, dbiased: FloatArray) -> FloatArray | None:
+def _bias_scale(problem: AttentionProblem, dbiased: Array) -> Array | None:
     if problem.bias is None:
         return None
     return lazy_bias_scale(problem.bias, dbiased) if isinstance(problem.bias, LazyBias) else _back(dbiased, problem.bias.shape)
 
 
-def difference_step(problem: AttentionProblem, directions: dict[str, FloatArray]) -> float:
+def difference_step(problem: AttentionProblem, directions: dict[str, Array]) -> float:
     """The step of finite differences: 1e-3 / max(1, largest change of a score), in softcap's units where there is one.
 
     Parameters
@@ -138,7 +141,7 @@ def difference_step(problem: AttentionProblem, directions: dict[str, FloatArray]
     kv_heads, heads = problem.kv_heads, problem.heads
     group = heads // kv_heads if kv_heads else 1
 
-    def whole(x: FloatArray, count: int) -> FloatArray:
+    def whole(x: Array, count: int) -> Array:
         x = np.broadcast_to(x, (*problem.lead, count, *x.shape[-2:]))
         return x if count == heads else np.repeat(x, group, axis=-3)
 
@@ -147,30 +150,33 @@ def difference_step(problem: AttentionProblem, directions: dict[str, FloatArray]
     scale = (1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0) if problem.scale is None else problem.scale
     change = np.abs(scale * (tq @ np.swapaxes(k, -1, -2) + q @ np.swapaxes(tk, -1, -2))) / min(problem.softcap or 1, 1)
     if "bias" in directions:
-        t = dense = directions["bias"]
-        if isinstance(problem.bias, LazyBias):
-            dense = dense_bias(bias_with(problem.bias, t), *problem.pairs[-3:])
-        change = change + np.abs(dense)
+        t = directions["bias"]
+        lazy = isinstance(problem.bias, LazyBias)
+        added: Array = dense_bias(bias_with(problem.bias, t), *problem.pairs[-3:]) if lazy else t
+        change = change + np.abs(added)
     largest = change[problem.visible()].max(initial=1.0)
     if "sinks" in directions:
         largest = max(largest, float(np.abs(directions["sinks"]).max(initial=0)))
-    return 1e-3 / largest
+    return 1e-3 / float(largest)
 
 
-def difference_bound(scales: Scales, directions: dict[str, FloatArray]) -> float:
+def difference_bound(scales: Scales, directions: dict[str, Array]) -> float:
     """Finite differences on ordinary draws: 1e-8·Σ|t|·scale, over the inputs that move."""
     of = scales.of.given()
     return DIFFERENCE * sum(float((np.abs(t) * of[f"d{name}"]).sum()) for name, t in directions.items())
 
 
-def autodiff_bound(scales: Scales, name: str, dtype: Any = np.float64) -> FloatArray:
-    """Another exact way to the same number, on any draw: 1e-14·(1 + largest |biased|)·scale in float64, and weights that underflow."""
+def autodiff_bound(scales: Scales, name: str, dtype: Any = np.float64) -> Array:
+    """Another exact way to the same number, on any draw: 1e-14·(1 + largest |biased|)·scale in float64.
+
+    And what numbers below the smallest normal one may be off by.
+    """
     info = np.finfo(dtype)
     rounding = AUTODIFF * float(info.eps) * (1 + scales.largest) * np.asarray(getattr(scales.of, name))
     return rounding + float(info.tiny) * getattr(scales.unweighted, name) + float(info.smallest_subnormal) * scales.factor
 
 
-def precision_bound(scales: Scales, name: str, exact: FloatArray, rounded: FloatArray, dtype: Any = np.float32) -> FloatArray:
+def precision_bound(scales: Scales, name: str, exact: Array, rounded: Array, dtype: Any = np.float32) -> Array:
     """A lower precision against float64: twice the naive formula's largest error in that precision, and 2 eps·scale.
 
     Parameters

@@ -25,11 +25,17 @@ def dtype_and_device_are_kept(candidate: Candidate, problem: AttentionProblem) -
         if name == "lse":
             continue
         if dtype_name(x.dtype) != dtype_name(q.dtype):
-            raise broken(dtype_and_device_are_kept, candidate, problem, f"{name} is {dtype_name(x.dtype)}, q is {dtype_name(q.dtype)}")
+            raise broken(
+                dtype_and_device_are_kept, candidate, problem, f"{name} is {dtype_name(x.dtype)}, q is {dtype_name(q.dtype)}"
+            )
         if array_device(x) != array_device(q):
-            raise broken(dtype_and_device_are_kept, candidate, problem, f"{name} is on {array_device(x)}, q is on {array_device(q)}")
+            raise broken(
+                dtype_and_device_are_kept, candidate, problem, f"{name} is on {array_device(x)}, q is on {array_device(q)}"
+            )
         if name != "out" and tuple(x.shape) != tuple(inputs[name[1:]].shape):
-            raise broken(dtype_and_device_are_kept, candidate, problem, f"{name} has shape {x.shape}, its input {inputs[name[1:]].shape}")
+            raise broken(
+                dtype_and_device_are_kept, candidate, problem, f"{name} has shape {x.shape}, its input {inputs[name[1:]].shape}"
+            )
 
 
 @law
@@ -85,7 +91,7 @@ def the_same_bits_again(candidate: Candidate, problem: AttentionProblem) -> None
 
 @law
 def memory_layout_does_not_matter(candidate: Candidate, problem: AttentionProblem) -> None:
-    """Strided, reversed, transposed, broadcast, unaligned inputs and inputs of the other byte order give what contiguous copies give.
+    """Strided, reversed, transposed, broadcast, unaligned, byte-swapped inputs give what contiguous copies give.
 
     Catches reshapes of views, and strides that are ignored.
     """

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for whole attention problems. The only module of the package that imports Hypothesis.
+"""Hypothesis strategies for whole attention problems. Only this module and `mask_strategies` import Hypothesis.
 
 Every drawn problem shrinks towards rank 2, lengths of 1, no options and seed 0, and prints as the code that rebuilds it.
 """
@@ -12,15 +12,15 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from npattn._attention.mask_kinds import causal_mask, causal_mask_end, length_mask, segment_mask, window_mask
-from npattn._attention.masks import Mask, as_mask
 from npattn.layers.dropout import Dropout
 from npattn.testing.layouts import LAYOUTS
+from npattn.testing.mask_strategies import MASKS, broadcastable_shapes, mask_trees
 from npattn.testing.problems import EXTREMES, Alibi, AttentionProblem, Relative, attention_problem
+
+__all__ = ["BIASES", "EXTREMES", "LAYOUTS", "MASKS", "attention_problems", "broadcastable_shapes", "mask_trees", "multiples_of"]
 
 Axis: TypeAlias = int | Sequence[int] | SearchStrategy[int] | None
 
-MASKS = ("causal", "causal_end", "window", "length", "segment", "array")
 BIASES = ("dense", "alibi", "relative")
 
 
@@ -128,26 +128,32 @@ def attention_problems(
     queries, keys, head_size, value_size = axis(T, side), axis(S, side), axis(D, side), axis(E, side)
     heads, kv_heads = _draw_heads(draw, axis, rank, H, K, grouped, empty)
     lead = tuple(axis(B, st.integers(least, 3)) for _ in range(rank - 3))
-    shapes = _draw_shapes(draw, lead, (heads, queries, head_size), (kv_heads, keys, head_size), (kv_heads, keys, value_size), rank, broadcast)
+    shapes = _draw_shapes(
+        draw, lead, (heads, queries, head_size), (kv_heads, keys, head_size), (kv_heads, keys, value_size), rank, broadcast
+    )
     lead = np.broadcast_shapes(*(s[:-3] for s in shapes))
     whole = (*lead, heads, queries, keys)
 
     options: dict[str, Any] = {"seed": draw(st.integers(0, 999)), "dtype": draw(st.sampled_from(list(dtypes)))}
     options["values"] = draw(st.sampled_from(["integers", "normal"]))
-    if masks and draw(st.booleans()):
+
+    def wanted(option: Any) -> bool:
+        return bool(option) and draw(st.booleans())
+
+    if wanted(masks):
         options["mask"] = draw(mask_trees(lead, heads, queries, keys, kinds=masks))
-    if bias and draw(st.booleans()):
+    if wanted(bias):
         options["bias"] = _draw_bias(draw, draw(st.sampled_from(list(bias))), whole)
         if hidden and not isinstance(options["bias"], (Alibi, Relative)):
             options["hidden"] = draw(st.sampled_from([0.0, 0.25, 0.75]))
-    if scale and draw(st.booleans()):
+    if wanted(scale):
         options["scale"] = draw(st.sampled_from([1.0, 0.25, -0.5, 0.0]))
-    if softcap and draw(st.booleans()):
+    if wanted(softcap):
         options["softcap"] = draw(st.sampled_from([1.0, 5.0, 0.3]))
-    if dropout and draw(st.booleans()):
+    if wanted(dropout):
         options["dropout"] = Dropout(draw(st.sampled_from([0.5, 0.2, 0.9])), draw(st.integers(-3, 999)))
-    options["sinks"] = sinks and draw(st.booleans())
-    options["dlse"] = dlse and draw(st.booleans())
+    options["sinks"] = wanted(sinks)
+    options["dlse"] = wanted(dlse)
     if extreme:
         options["extreme"] = draw(st.lists(st.sampled_from(list(extreme)), max_size=2, unique=True))
     if layouts:
@@ -204,96 +210,3 @@ def _draw_bias(draw: DrawFn, kind: str, whole: tuple[int, ...]) -> tuple[int, ..
         return Alibi(columns, offset)
     bidirectional = draw(st.booleans())
     return Relative(draw(st.sampled_from([4, 8])), columns, offset, bidirectional, draw(st.sampled_from([5, 16])))
-
-
-def broadcastable_shapes(whole: tuple[int, ...]) -> SearchStrategy[tuple[int, ...]]:
-    """Shapes that broadcast, right-aligned, to ``whole``.
-
-    Parameters
-    ----------
-    whole : tuple of int
-        The shape to broadcast to.
-
-    Returns
-    -------
-    SearchStrategy of tuple of int
-        Of any rank up to that of ``whole``.
-    """
-
-    @st.composite
-    def shapes(draw: DrawFn) -> tuple[int, ...]:
-        rank = draw(st.integers(0, len(whole)))
-        return tuple(n if draw(st.booleans()) else 1 for n in whole[len(whole) - rank :])
-
-    return shapes()
-
-
-@st.composite
-def mask_trees(
-    draw: DrawFn, lead: tuple[int, ...], H: int, T: int, S: int, *, kinds: Sequence[str] = MASKS, depth: int = 2
-) -> Mask | np.ndarray[Any, Any]:
-    """A mask of some kind, or several combined by ``&``, ``|`` and ``~``.
-
-    Parameters
-    ----------
-    draw : DrawFn
-        Given by Hypothesis.
-    lead : tuple of int
-        The leading axes of the problem.
-    H, T, S : int
-        Query heads, queries, keys.
-    kinds : sequence of str, optional
-        Of ``MASKS``.
-    depth : int, optional
-        How deep combinations may go.
-
-    Returns
-    -------
-    SearchStrategy of Mask or bool array
-    """
-    form = draw(st.sampled_from(["one", "not", "and", "or"])) if depth else "one"
-    if form == "one":
-        return _draw_mask(draw, draw(st.sampled_from(list(kinds))), lead, H, T, S)
-    inner = [draw(mask_trees(lead, H, T, S, kinds=kinds, depth=depth - 1)) for _ in range(1 if form == "not" else 2)]
-    if form == "not":
-        return ~as_mask("mask", inner[0])
-    left = as_mask("mask", inner[0])
-    return left & inner[1] if form == "and" else left | inner[1]
-
-
-def _draw_mask(draw: DrawFn, kind: str, lead: tuple[int, ...], H: int, T: int, S: int) -> Any:
-    def numbers(low: int, high: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        if draw(st.booleans()):
-            shape = draw(broadcastable_shapes(shape))
-        rng = np.random.default_rng(draw(st.integers(0, 999)))
-        return np.asarray(rng.integers(low, high + 1, shape))
-
-    def number_or_array(low: int, high: int) -> Any:
-        return draw(st.integers(low, high)) if draw(st.booleans()) else numbers(low, high, lead)
-
-    if kind == "causal":
-        return causal_mask(number_or_array(-2, 3))
-    if kind == "causal_end":
-        return causal_mask_end()
-    if kind == "window":
-        side = st.one_of(st.integers(0, 3), st.none())
-        return window_mask(draw(side), draw(side), number_or_array(-2, 3))
-    if kind == "length":
-        return length_mask(number_or_array(0, S), number_or_array(0, T) if draw(st.booleans()) else None)
-    if kind == "segment":
-        shared = T == S and draw(st.booleans())
-        queries = numbers(0, 2, (*lead, T)) if shared else _ids(draw, numbers, lead, T)
-        if queries.ndim == 0 or queries.shape[-1] != T:
-            queries = np.broadcast_to(queries, (*queries.shape[:-1], T)).copy()
-        return segment_mask(queries, None if shared else _ids(draw, numbers, lead, S))
-    shape = draw(broadcastable_shapes((*lead, H, T, S)))
-    rng = np.random.default_rng(draw(st.integers(0, 999)))
-    return np.asarray(rng.random(shape) < draw(st.sampled_from([0.5, 0.9, 0.1])))
-
-
-def _ids(draw: DrawFn, numbers: Any, lead: tuple[int, ...], length: int) -> np.ndarray[Any, Any]:
-    ids = numbers(0, 2, (*lead, length))
-    return ids if ids.ndim and ids.shape[-1] == length else np.broadcast_to(ids, (*ids.shape[:-1], length)).copy()
-
-
-__all__ = ["EXTREMES", "LAYOUTS", "MASKS", "BIASES", "attention_problems", "broadcastable_shapes", "mask_trees", "multiples_of"]

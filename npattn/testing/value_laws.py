@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from npattn._arrays.namespace import Array
 from npattn.testing.candidates import Answer, Candidate, naive
 from npattn.testing.law import agree, given_by, law, tolerances
 from npattn.testing.parts import default_scale, narrowed, part, whole
 from npattn.testing.problems import AttentionProblem
 from npattn.testing.scales import attention_scales, autodiff_bound, precision_bound
-
-FloatArray = np.ndarray[Any, Any]
 
 
 @law
@@ -24,15 +21,17 @@ def is_what_the_loops_say(candidate: Candidate, problem: AttentionProblem) -> No
     got, exact, scales = candidate.answer(problem), naive(problem), attention_scales(problem)
     precision = problem.dtype if problem.dtype.itemsize >= 4 else np.float32
     bounds = {name: autodiff_bound(scales, name, precision) for name in exact.given()}
-    agree(is_what_the_loops_say, candidate, problem, got._asdict(), given_by(got, exact.given()), _rounded(problem, exact, bounds))
+    agree(
+        is_what_the_loops_say, candidate, problem, got._asdict(), given_by(got, exact.given()), _rounded(problem, exact, bounds)
+    )
 
 
 @law
 def is_as_precise_as_the_naive_formula(candidate: Candidate, problem: AttentionProblem) -> None:
-    """In float32, |error| <= 2·max |error of the naive float32 formula| + 2 eps·scale; in half precision, and one rounding of the result.
+    """In float32, |error| <= 2·max |error of the naive float32 formula| + 2 eps·scale; halves are rounded once more.
 
-    Catches sums in a lower precision than the inputs', log-sum-exp in the place of maximum and sum, and products that are rounded on
-    the way. Results of fewer than 16 elements are left to the law of the loops: the naive formula may be exact there by luck.
+    Catches sums in a lower precision than the inputs', log-sum-exp in the place of maximum and sum, and products that are rounded
+    on the way. Results of fewer than 16 elements are left to the law of the loops: the naive formula may be exact by luck.
     """
     if problem.dtype.itemsize == 8:
         return
@@ -43,7 +42,7 @@ def is_as_precise_as_the_naive_formula(candidate: Candidate, problem: AttentionP
     agree(is_as_precise_as_the_naive_formula, candidate, problem, got._asdict(), expected, allowed)
 
 
-def _rounded(problem: AttentionProblem, exact: Answer, bounds: dict[str, FloatArray]) -> Answer:
+def _rounded(problem: AttentionProblem, exact: Answer, bounds: dict[str, Array]) -> Answer:
     """Bounds on what was computed in float32, once it is rounded to a half; lse is not."""
     if problem.dtype.itemsize >= 4:
         return Answer(None)._replace(**bounds)
@@ -60,13 +59,15 @@ def _rounded(problem: AttentionProblem, exact: Answer, bounds: dict[str, FloatAr
 def weights_sum_to_one_or_nothing(candidate: Candidate, problem: AttentionProblem) -> None:
     """Σ_j weights_ij = 1 for a query that sees a key, 0 for one that sees none: with v = 1 the output is 1 or 0.
 
-    Catches a softmax over the wrong axis, a missing division, masked keys in the denominator, and dead rows that are NaN or a mean.
+    Catches a softmax over the wrong axis, a missing division, masked keys in the denominator, dead rows that are NaN or a mean.
     """
     problem = problem.replace(v=np.ones_like(problem.v), dropout=None, sinks=None)
     live = problem.visible().any(axis=-1)
     expected = np.broadcast_to(live[..., None], (*live.shape, problem.v.shape[-1])).astype(np.float64)
     out = candidate.out(problem)
-    agree(weights_sum_to_one_or_nothing, candidate, problem, {"out": out}, {"out": expected.reshape(out.shape)}, tolerances(problem))
+    agree(
+        weights_sum_to_one_or_nothing, candidate, problem, {"out": out}, {"out": expected.reshape(out.shape)}, tolerances(problem)
+    )
 
 
 @law
@@ -99,7 +100,13 @@ def keys_have_no_order(candidate: Candidate, problem: AttentionProblem) -> None:
     full = whole(problem.replace(dropout=None))
     order = problem.rng("keys").permutation(full.pairs[-1])
     straight, moved = candidate.answer(full), candidate.answer(part(full, keys=order))
-    expected = {"out": straight.out, "lse": straight.lse, "dq": straight.dq, "dk": in_order(straight.dk, order), "dv": in_order(straight.dv, order)}
+    expected = {
+        "out": straight.out,
+        "lse": straight.lse,
+        "dq": straight.dq,
+        "dk": in_order(straight.dk, order),
+        "dv": in_order(straight.dv, order),
+    }
     bounds = tolerances(full)
     bounds = bounds._replace(dk=bounds.dk[..., order, :], dv=bounds.dv[..., order, :])
     agree(keys_have_no_order, candidate, problem, moved._asdict(), given_by(straight, expected), bounds)
@@ -206,12 +213,14 @@ def a_number_added_to_a_row_changes_nothing(candidate: Candidate, problem: Atten
     before, moved = full.replace(bias=bias), full.replace(bias=bias + by)
     plain, got = candidate.answer(before), candidate.answer(moved)
     expected = plain._replace(lse=None if plain.lse is None else plain.lse + by[..., 0])
-    agree(a_number_added_to_a_row_changes_nothing, candidate, problem, got._asdict(), expected._asdict(), tolerances(before, moved))
+    agree(
+        a_number_added_to_a_row_changes_nothing, candidate, problem, got._asdict(), expected._asdict(), tolerances(before, moved)
+    )
 
 
 @law
 def moving_all_keys_changes_nothing(candidate: Candidate, problem: AttentionProblem) -> None:
-    """attention(q, k + c, v) = attention(q, k, v) for a vector c: every score of a row moves by the same s·q·c. Not with a softcap.
+    """attention(q, k + c, v) = attention(q, k, v) for a vector c: all scores of a row move by s·q·c. Not with a softcap.
 
     Catches scores that are not a product of q and k, and what the law of rows does, through the keys.
     """
@@ -260,10 +269,14 @@ def repeated_keys_share_their_weight(candidate: Candidate, problem: AttentionPro
     full = whole(problem.replace(dropout=None, sinks=None, dlse=None))
     twice = part(full, keys=np.tile(np.arange(full.pairs[-1]), 2))
     once, got = candidate.answer(full), candidate.answer(twice)
-    expected = {"out": once.out, "lse": None if once.lse is None else once.lse + np.log(2).astype(once.lse.dtype), "dq": once.dq}
+    expected = {
+        "out": once.out,
+        "lse": None if once.lse is None else once.lse + np.asarray(np.log(2), dtype=once.lse.dtype),
+        "dq": once.dq,
+    }
     agree(repeated_keys_share_their_weight, candidate, problem, got._asdict(), given_by(once, expected), tolerances(full))
 
 
-def in_order(x: FloatArray | None, order: FloatArray) -> FloatArray | None:
+def in_order(x: Array | None, order: Array) -> Array | None:
     """Rows (..., T, .) in another order."""
     return None if x is None else x[..., order, :]

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npattn._arrays.namespace import Array
 from npattn._attention.mask_kinds import causal_mask
 from npattn.testing.candidates import Answer
 from npattn.testing.problems import AttentionProblem
-
-FloatArray = np.ndarray[Any, Any]
 
 
 class Vector(NamedTuple):
@@ -22,11 +21,11 @@ class Vector(NamedTuple):
     name: str
     op: str
     settings: dict[str, Any]  # flags, masks and sizes as the source describes them
-    inputs: dict[str, FloatArray]
-    cotangent: FloatArray | None
-    expected: dict[str, FloatArray]  # out, and the gradient of the input x as dx
-    parameters: dict[str, FloatArray] = {}  # noqa: RUF012 - never written to
-    parameter_gradients: dict[str, FloatArray] = {}  # noqa: RUF012
+    inputs: dict[str, Array]
+    cotangent: Array | None
+    expected: dict[str, Array]  # out, and the gradient of the input x as dx
+    parameters: dict[str, Array] = {}  # noqa: RUF012 - never written to
+    parameter_gradients: dict[str, Array] = {}  # noqa: RUF012
 
 
 def torch_gradients(folder: Path, op: str | None = None) -> Iterator[Vector]:
@@ -63,7 +62,7 @@ def torch_gradients(folder: Path, op: str | None = None) -> Iterator[Vector]:
             )
 
 
-def _starting_with(prefix: str, arrays: dict[str, FloatArray]) -> dict[str, FloatArray]:
+def _starting_with(prefix: str, arrays: dict[str, Array]) -> dict[str, Array]:
     return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
 
 
@@ -78,7 +77,7 @@ def as_problem(vector: Vector) -> tuple[AttentionProblem, Answer]:
     Returns
     -------
     problem : AttentionProblem
-        A float mask is a bias; a boolean one says True where a query may attend, as ours do; causal starts in the top left corner.
+        A float mask is a bias; a boolean one says True where a query may attend, as ours do; causal is top-left.
     answer : Answer
         out, dq, dk, dv, and dbias where PyTorch has it.
     """

@@ -57,4 +57,5 @@ def _jax(forward: Any, moving: dict[str, Any], dout: Any, dlse: Any) -> tuple[An
         (gradients,) = pullback((dout, jnp.zeros_like(lse) if dlse is None else dlse))
         return out, lse, gradients
 
-    return all_at_once(moving, dout, dlse)
+    out, lse, gradients = all_at_once(moving, dout, dlse)
+    return out, lse, gradients

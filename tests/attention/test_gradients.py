@@ -71,6 +71,7 @@ def test_pytorch_differentiates_our_forward_of_many(problem):
 
 
 # Together every option, every kind of mask and bias, grouped heads, broadcasting and dead rows.
+PACKED = segment_mask([0, 0, 1, 1, 2], [0, 0, 0, 1, 1, 2, 3])
 EVERY_OPTION = {
     "bare": attention_problem((2, 3, 5, 7), (2, 3, 11, 7), (2, 3, 11, 2)),
     "causal, grouped, capped, with a sink": attention_problem(
@@ -80,13 +81,12 @@ EVERY_OPTION = {
         (3, 2, 5, 3), (2, 7, 3), (1, 1, 7, 2), bias=(2, 1, 7), hidden=0.3, dropout=Dropout(0.4, 3), scale=0.7, seed=2
     ),
     "lengths, segments, alibi": attention_problem(
-        (2, 2, 5, 3), (2, 1, 7, 3), (2, 1, 7, 2), mask=length_mask([4, 0], [5, 2]) & segment_mask([0, 0, 1, 1, 2], [0, 0, 0, 1, 1, 2, 3]),
-        bias=Alibi(2, 1), dlse=True, seed=3,
+        (2, 2, 5, 3), (2, 1, 7, 3), (2, 1, 7, 2), mask=length_mask([4, 0], [5, 2]) & PACKED, bias=Alibi(2, 1), dlse=True, seed=3
     ),
     "windows or an array, relative bias, without heads": attention_problem(
         (5, 3), (7, 3), (7, 2), mask=window_mask(1, 0) | (np.arange(7) == 3), bias=Relative(8, 1), sinks=True, softcap=3.0, seed=4
     ),
-}  # fmt: skip
+}
 
 every_option = pytest.mark.parametrize("case", EVERY_OPTION)
 
@@ -139,7 +139,9 @@ def test_a_gradient_that_was_not_asked_for_is_none():
     assert grads.dsinks is None
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 7), (2, 1, 5, 7), (1, 3, 5, 7), (5, 1), (7,), (), (3, 5, 7), (2, 3, 5, 7), (3, 1, 1)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 7), (2, 1, 5, 7), (1, 3, 5, 7), (5, 1), (7,), (), (3, 5, 7), (2, 3, 5, 7), (3, 1, 1)]
+)
 def test_a_bias_has_a_gradient_of_its_own_shape(shape):
     problem = attention_problem((2, 3, 5, 2), (2, 3, 7, 2), (2, 3, 7, 2), bias=shape, seed=5)
     for candidate in CANDIDATES.values():
