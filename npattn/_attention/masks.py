@@ -216,6 +216,8 @@ def as_mask(op: str, mask: Any) -> Mask:
         return mask
     if isinstance(mask, (bool, int, float, str, list, tuple)) or mask is None:
         raise TypeError(f"{op}: mask must be a mask such as causal_mask() or a boolean array, got {type(mask).__name__}")
+    if isinstance(mask, np.bool_):  # what NumPy makes of an array without axes
+        mask = np.asarray(mask)
     array_namespace(op, mask=mask)
     check_bool(op, "mask", mask)
     return _ArrayMask(mask)
