@@ -14,11 +14,12 @@ from npattn.layers._normal import PEAK, bell_and_tail
 Value: TypeAlias = Callable[[Array, Namespace], Array]
 ValueAndSlope: TypeAlias = Callable[[Array, Namespace], tuple[Array, Array]]
 
+INF = float("inf")
 FAR = 1000.0  # here every curve is at one of its ends; an infinity times a slope of 0 would be NaN, where the limit is 0
 
 
 def relu(x: Array, xp: Namespace) -> Array:
-    return xp.clip(x, 0.0, None)
+    return xp.clip(x, 0.0, INF)
 
 
 def relu_slope(x: Array, xp: Namespace) -> tuple[Array, Array]:
@@ -26,13 +27,13 @@ def relu_slope(x: Array, xp: Namespace) -> tuple[Array, Array]:
 
 
 def silu(x: Array, xp: Namespace) -> Array:
-    return xp.clip(x, -FAR, None) * logistic(x, xp)
+    return xp.clip(x, -FAR, INF) * logistic(x, xp)
 
 
 def silu_slope(x: Array, xp: Namespace) -> tuple[Array, Array]:
     sigma = logistic(x, xp)
     # out = x σ(x), σ' = σ (1 - σ)
-    return xp.clip(x, -FAR, None) * sigma, sigma + xp.clip(x, -FAR, FAR) * (sigma * (1 - sigma))
+    return xp.clip(x, -FAR, INF) * sigma, sigma + xp.clip(x, -FAR, FAR) * (sigma * (1 - sigma))
 
 
 def logistic(x: Array, xp: Namespace) -> Array:
@@ -55,7 +56,7 @@ def gelu_slope(x: Array, xp: Namespace) -> tuple[Array, Array]:
 
 def gelu_tanh(x: Array, xp: Namespace) -> Array:
     near = xp.clip(x, -FAR, FAR)
-    return xp.clip(x, -FAR, None) * logistic(near * (TANH_SLOPE + TANH_CUBE * (near * near)), xp)
+    return xp.clip(x, -FAR, INF) * logistic(near * (TANH_SLOPE + TANH_CUBE * (near * near)), xp)
 
 
 def gelu_tanh_slope(x: Array, xp: Namespace) -> tuple[Array, Array]:
@@ -64,7 +65,7 @@ def gelu_tanh_slope(x: Array, xp: Namespace) -> tuple[Array, Array]:
     sigma = logistic(near * (TANH_SLOPE + TANH_CUBE * square), xp)
     # out = x σ(2u), 2u = √(8/π) (x + 0.044715 x³)
     slope = sigma + near * (sigma * (1 - sigma)) * (TANH_SLOPE + 3 * TANH_CUBE * square)
-    return xp.clip(x, -FAR, None) * sigma, slope
+    return xp.clip(x, -FAR, INF) * sigma, slope
 
 
 TANH_SLOPE = math.sqrt(8 / math.pi)
@@ -120,7 +121,7 @@ def value_and_slope(op: str, x: Array) -> tuple[Array, Array, Any]:
 
 def times_slopes(op: str, dout: Array, *slopes: Array, dtype: Any) -> tuple[Array, ...]:
     """``dout * slope``, for every slope."""
-    xp = array_namespace(op, dout=dout, **{f"slope_{n}": slope for n, slope in enumerate(slopes)})
+    xp = array_namespace(op, saved=slopes[0], dout=dout)
     check_cotangent(op, "dout", dout, "(...)", slopes[0].shape, dtype)
 
     def block(dout: Array, *slopes: Array) -> tuple[Array, ...]:

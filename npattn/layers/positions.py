@@ -23,7 +23,7 @@ from npattn._arrays.namespace import (
     float_dtype,
 )
 from npattn._arrays.trees import tree_repr
-from npattn.layers._ids import as_ids, foreign
+from npattn.layers._ids import as_ids, beside, foreign
 
 
 def sinusoidal_positions(
@@ -235,30 +235,35 @@ def rotate_backward(dout: Array, saved: RotateSaved, /) -> RotateGrads:
 def _turn(x: Array, saved: RotateSaved, direction: float, xp: Namespace) -> Array:
     """Forwards or backwards."""
     rotary, _, dtype = saved
+    size = rotary.size or 0
     compute = compute_dtype(dtype, xp=xp)
-    size, half = rotary.size or 0, (rotary.size or 0) // 2
-    interleaved = rotary.pairs == "interleaved"
-    first = slice(0, size, 2) if interleaved else slice(0, half)
-    second = slice(1, size, 2) if interleaved else slice(half, size)
 
     def rows_turned(x: Array, cos: Array, sin: Array) -> tuple[Array]:
         x = xp.astype(x, compute, copy=False)
-        a, b = x[..., first], x[..., second]
-        # (a + ib) e^(i angle)
-        turned = [a * cos - b * sin, b * cos + a * sin]
-        if interleaved:
-            turned = [xp.reshape(xp.stack(turned, axis=-1), (*x.shape[:-1], size))]
-        return (xp.astype(xp.concat([*turned, x[..., size:]], axis=-1), dtype, copy=False),)
+        if xp is np:
+            x = np.ascontiguousarray(x)  # heads are often a view, whose products are slow
+        turning = x[..., :size]
+        # (a, b) becomes (a, b) cos + (-b, a) sin, with the sign in sin
+        turned = turning * cos + _partners(turning, rotary.pairs, xp) * sin
+        turned = turned if size == x.shape[-1] else xp.concat([turned, x[..., size:]], axis=-1)
+        return (xp.astype(turned, dtype, copy=False),)
 
-    cos, sin = _waves(rotary, x, compute, xp)
-    return map_rows(rows_turned, x, cos, direction * sin, xp=xp)[0]
+    cos, sin = _waves(rotary, x, direction, compute, xp)
+    return map_rows(rows_turned, x, cos, sin, xp=xp)[0]
 
 
-def _waves(rotary: Rotary, x: Array, dtype: Any, xp: Namespace) -> tuple[Array, Array]:
-    """cos and sin of the angle of every pair, which broadcast to (..., H, T, pairs), with the first axis whole."""
-    size = rotary.size or 0
-    frequencies = rotary.scale * rotary.base ** (-2.0 * np.arange(size // 2) / max(size, 1))
-    positions, device = rotary.positions, array_device(x)
+def _partners(x: Array, pairs: str, xp: Namespace) -> Array:
+    """``x`` with the two features of every pair exchanged."""
+    half = x.shape[-1] // 2
+    axis, split = (-1, (half, 2)) if pairs == "interleaved" else (-2, (2, half))
+    return xp.reshape(xp.flip(xp.reshape(x, (*x.shape[:-1], *split)), axis=axis), x.shape)
+
+
+def _waves(rotary: Rotary, x: Array, direction: float, dtype: Any, xp: Namespace) -> tuple[Array, Array]:
+    """cos and signed sin of the angle of every feature, which broadcast to (..., H, T, size), with the first axis whole."""
+    size, positions, device = rotary.size or 0, rotary.positions, array_device(x)
+    pairs, signs = np.arange(size // 2), np.asarray([-1.0, 1.0]) * direction  # of the first and the second of a pair
+    frequencies = rotary.scale * rotary.base ** (-2.0 * pairs / max(size, 1))
     if isinstance(positions, np.ndarray):
         positions = positions + np.arange(x.shape[-2]) if positions.ndim == 0 else positions
         angles = positions[..., None] * frequencies
@@ -269,9 +274,14 @@ def _waves(rotary: Rotary, x: Array, dtype: Any, xp: Namespace) -> tuple[Array, 
             positions = positions + xp.arange(x.shape[-2], dtype=positions.dtype, device=device)
         angles = xp.astype(positions, exact)[..., None] * asarray(frequencies, xp=xp, dtype=exact, device=device)
         waves = [xp.astype(wave, dtype) for wave in (xp.cos(angles), xp.sin(angles))]
-    rank = waves[0].ndim  # 2, or more with leading axes, after which the head axis has its place
-    lead, rows = waves[0].shape[: rank - 2], waves[0].shape[rank - 2 :]
-    shape = (*(1,) * (x.ndim - 3 - len(lead)), *lead, *(1,) * (x.ndim > 2), *rows)
+    if rotary.pairs == "interleaved":
+        pair_of, sign_of = np.repeat(pairs, 2), np.tile(signs, size // 2)
+    else:
+        pair_of, sign_of = np.tile(pairs, 2), np.repeat(signs, size // 2)
+    pair_of, sign_of = beside(pair_of, x, xp=xp), asarray(sign_of, xp=xp, dtype=dtype, device=device)
+    cos, sin = (xp.take(wave, pair_of, axis=-1) for wave in waves)
+    # (T, size), or with leading axes, after which the head axis has its place
+    lead = cos.shape[:-2]
+    shape = (*(1,) * (x.ndim - 3 - len(lead)), *lead, *(1,) * (x.ndim > 2), *cos.shape[-2:])
     whole = (x.shape[0], *shape[1:])
-    cos, sin = (xp.broadcast_to(xp.reshape(wave, shape), whole) for wave in waves)
-    return cos, sin
+    return xp.broadcast_to(xp.reshape(cos, shape), whole), xp.broadcast_to(xp.reshape(sin * sign_of, shape), whole)

@@ -30,17 +30,17 @@ class Case(NamedTuple):
     atol: float
 
 
-def node_cases() -> list[Case]:
-    """Every case whose graph is one Attention node: the others repeat these with the operator written out in simpler ones."""
+def node_cases(op: str = "Attention") -> list[Case]:
+    """Every case whose graph is one node of this operator: the others repeat these with it written out in simpler ones."""
     import onnx
     from onnx.backend.test.case import node as suite
 
-    importlib.import_module("onnx.backend.test.case.node.attention")  # which adds its cases to the suite
-    names = onnx.defs.get_schema("Attention")
+    importlib.import_module(f"onnx.backend.test.case.node.{op.lower()}")  # which adds its cases to the suite
+    names = onnx.defs.get_schema(op)
     found = []
     for case in suite._NodeTestCases:
         node, *more = case.model.graph.node
-        if node.op_type != "Attention" or more:
+        if node.op_type != op or more:
             continue
         ((inputs, outputs),) = case.data_sets
         found.append(

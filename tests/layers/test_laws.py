@@ -4,216 +4,23 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from npattn._arrays.namespace import array_device, array_namespace, dtype_name
 from npattn._arrays.trees import tree_leaves
-from npattn.layers import (
-    Dropout,
-    cross_entropy_backward,
-    cross_entropy_forward,
-    dropout_backward,
-    dropout_forward,
-    embedding_backward,
-    embedding_forward,
-    linear_backward,
-    linear_forward,
-    log_softmax_backward,
-    log_softmax_forward,
-    logsumexp_backward,
-    logsumexp_forward,
-    merge_heads_backward,
-    merge_heads_forward,
-    project_heads_backward,
-    project_heads_forward,
-    softmax_backward,
-    softmax_forward,
-)
 from npattn.testing.gradients import check_backward
 from npattn.testing.libraries import Library, asarray, open_library, to_numpy
+from tests.layers.cases import CASES, RICHEST, SAVES_NO_ARRAY, Arrays, Case
 
-Arrays = dict[str, Any]
-
-
-class Case(NamedTuple):
-    """One way to call one op. ``scale`` is its backward on absolute values: what rounding errors are measured against."""
-
-    name: str
-    forward: Callable[..., tuple[Any, Any]]
-    backward: Callable[..., Any]
-    draw: Callable[[np.random.Generator], Arrays]
-    scale: Callable[[Arrays, np.ndarray], Arrays]
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-def _softmax_case(name: str, forward: Any, backward: Any, scale: Any, shape: Any, axis: int, mask: Any = None) -> Case:
-    def draw(rng: np.random.Generator) -> Arrays:
-        args: Arrays = {"x": 2 * rng.standard_normal(shape)}
-        if mask is not None:
-            args["mask"] = _mask_with_dead_rows(rng, mask, axis)
-        return args
-
-    def call(x: Any, mask: Any = None) -> tuple[Any, Any]:
-        out, saved = forward(x, axis=axis, mask=mask)
-        # differences of -inf are no numbers, and a constant -inf has derivative 0
-        return (array_namespace("call", x=x).where(out == -np.inf, 0.0, out), saved) if mask is not None else (out, saved)
-
-    return Case(name, call, backward, draw, lambda args, dout: {"dx": scale(args["x"], axis, args.get("mask", True), dout)})
-
-
-def _mask_with_dead_rows(rng: np.random.Generator, shape: tuple[int, ...], axis: int) -> np.ndarray:
-    mask = rng.random(shape) < 0.6
-    if mask.size > shape[axis]:
-        mask[(0,) * (mask.ndim + axis) + (slice(None),) + (0,) * (-1 - axis)] = False
-    return mask
-
-
-def _weights(x: np.ndarray, axis: int, mask: Any) -> np.ndarray:
-    p = np.where(mask, np.exp(x), 0.0)
-    total = p.sum(axis, keepdims=True)
-    return p / np.where(total == 0, 1, total)
-
-
-def _softmax_scale(x: np.ndarray, axis: int, mask: Any, dout: np.ndarray) -> np.ndarray:
-    w = _weights(x, axis, mask)
-    return np.asarray(w * (np.abs(dout) + (w * np.abs(dout)).sum(axis, keepdims=True)))
-
-
-def _log_softmax_scale(x: np.ndarray, axis: int, mask: Any, dout: np.ndarray) -> np.ndarray:
-    dout = np.where(mask, np.abs(dout), 0.0)
-    return np.asarray(dout + _weights(x, axis, mask) * dout.sum(axis, keepdims=True))
-
-
-def _logsumexp_scale(x: np.ndarray, axis: int, mask: Any, dout: np.ndarray) -> np.ndarray:
-    return np.asarray(_weights(x, axis, mask) * np.abs(np.expand_dims(dout, axis)))
-
-
-def _softmax_cases() -> Iterator[Case]:
-    for op, forward, backward, scale in (
-        ("softmax", softmax_forward, softmax_backward, _softmax_scale),
-        ("log_softmax", log_softmax_forward, log_softmax_backward, _log_softmax_scale),
-        ("logsumexp", logsumexp_forward, logsumexp_backward, _logsumexp_scale),
-    ):
-        yield _softmax_case(f"{op}-row", forward, backward, scale, (5,), -1)
-        yield _softmax_case(f"{op}-last", forward, backward, scale, (2, 3, 5), -1)
-        yield _softmax_case(f"{op}-middle", forward, backward, scale, (2, 3, 5), -2)
-        yield _softmax_case(f"{op}-masked", forward, backward, scale, (7, 3, 5), -1, (7, 3, 5))
-        yield _softmax_case(f"{op}-masked-middle", forward, backward, scale, (7, 3, 5), -2, (3, 1))
-        yield _softmax_case(f"{op}-masked-first", forward, backward, scale, (7, 3), -2, (7, 3))
-
-
-def _affine(forward: Any, backward: Any, formula: str, name: str, **shapes: tuple[int, ...]) -> Case:
-    """A bilinear op in x and w: its absolute backward is the einsum of absolute values."""
-    x, w, out = formula.replace("->", ",").split(",")
-
-    def scale(args: Arrays, dout: np.ndarray) -> Arrays:
-        dout = np.abs(dout)
-        scales = {
-            "dx": np.einsum(f"{out},{w}->{x}", dout, np.abs(args["w"])),
-            "dw": np.einsum(f"{out},{x}->{w}", dout, np.abs(args["x"])),
-        }
-        if "b" in args:
-            scales["db"] = np.einsum(f"{out}->{w.replace(x[-1], '')}" if "h" not in x else f"{out}->{out[-1]}", dout)
-        return scales
-
-    return Case(name, forward, backward, lambda rng: {n: rng.standard_normal(s) for n, s in shapes.items()}, scale)
-
-
-def _affine_cases() -> Iterator[Case]:
-    linear = (linear_forward, linear_backward)
-    yield _affine(*linear, "c,cd->d", "linear-row", x=(5,), w=(5, 7), b=(7,))
-    yield _affine(*linear, "abc,cd->abd", "linear", x=(2, 3, 5), w=(5, 7), b=(7,))
-    yield _affine(*linear, "ac,cd->ad", "linear-without-b", x=(3, 5), w=(5, 7))
-    project = (project_heads_forward, project_heads_backward)
-    yield _affine(*project, "tc,cgd->gtd", "project_heads", x=(5, 7), w=(7, 3, 2), b=(3, 2))
-    yield _affine(*project, "abtc,cgd->abgtd", "project_heads-batch", x=(2, 3, 5, 7), w=(7, 3, 2), b=(3, 2))
-    yield _affine(*project, "atc,cgd->agtd", "project_heads-without-b", x=(2, 5, 7), w=(7, 3, 2))
-    merge = (merge_heads_forward, merge_heads_backward)
-    yield _affine(*merge, "hte,hec->tc", "merge_heads", x=(3, 5, 2), w=(3, 2, 7), b=(7,))
-    yield _affine(*merge, "abhte,hec->abtc", "merge_heads-batch", x=(2, 5, 3, 7, 2), w=(3, 2, 11), b=(11,))
-    yield _affine(*merge, "ahte,hec->atc", "merge_heads-without-b", x=(2, 3, 5, 7), w=(3, 7, 11))
-
-
-def _embedding_cases() -> Iterator[Case]:
-    def scale(args: Arrays, dout: np.ndarray) -> Arrays:
-        dtable = np.zeros_like(args["table"])
-        np.add.at(dtable, args["ids"], np.abs(dout))
-        return {"dtable": dtable}
-
-    for name, count, width, shape in (("", 7, 3, (5, 2)), ("-one", 3, 2, ()), ("-many", 5, 2, (3, 41)), ("-few", 23, 2, (3,))):
-
-        def draw(rng: np.random.Generator, count: int = count, width: int = width, shape: tuple[int, ...] = shape) -> Arrays:
-            return {"table": rng.standard_normal((count, width)), "ids": np.asarray(rng.integers(0, count, shape))}
-
-        yield Case(f"embedding{name}", embedding_forward, embedding_backward, draw, scale)
-
-
-def _cross_entropy_cases() -> Iterator[Case]:
-    for shape, smoothing, ignore, weighted in (
-        ((3, 5, 7), 0.0, None, False),
-        ((3, 5, 7), 0.0, 2, False),
-        ((3, 5, 7), 0.1, None, True),
-        ((3, 5, 7), 0.1, 2, True),
-        ((5,), 0.0, None, False),
-        ((5,), 0.1, 2, True),
-    ):
-
-        def draw(rng: np.random.Generator, shape: Any = shape, ignore: Any = ignore, weighted: bool = weighted) -> Arrays:
-            args: Arrays = {"logits": rng.standard_normal(shape), "targets": np.asarray(rng.integers(0, shape[-1], shape[:-1]))}
-            if len(shape) > 1:
-                args["targets"][0, :2] = 2
-            if weighted:
-                args["weights"] = np.asarray(rng.random(shape[:-1]))
-            return args
-
-        def call(logits: Any, targets: Any, weights: Any = None, smoothing: Any = smoothing, ignore: Any = ignore) -> Any:
-            return cross_entropy_forward(logits, targets, label_smoothing=smoothing, ignore_index=ignore, weights=weights)
-
-        def scale(args: Arrays, dout: np.ndarray, smoothing: Any = smoothing, ignore: Any = ignore) -> Arrays:
-            logits, targets = args["logits"], args["targets"]
-            w = np.where(targets == ignore, 0.0, args.get("weights", np.ones(targets.shape)))
-            q = (1 - smoothing) * (np.arange(logits.shape[-1]) == targets[..., None]) + smoothing / logits.shape[-1]
-            p = _weights(logits, -1, True)
-            total = w.sum() or 1.0
-            losses = np.abs((q * np.log(p)).sum(-1)) + (q * np.abs(logits)).sum(-1) + 1
-            scales = {"dlogits": np.abs(dout) * (w / total)[..., None] * (p + q)}
-            if "weights" in args:
-                scales["dweights"] = np.abs(dout) * (losses + (w * losses).sum() / total) / total
-            return scales
-
-        yield Case(
-            f"cross_entropy-{len(shape)}d{'-smooth' * bool(smoothing)}{'-ignore' * bool(ignore)}{'-weights' * weighted}",
-            call,
-            cross_entropy_backward,
-            draw,
-            scale,
-        )
-
-
-def _dropout_cases() -> Iterator[Case]:
-    rule = Dropout(0.3, seed=7)
-    yield Case(
-        "dropout",
-        lambda x: dropout_forward(x, rule),
-        dropout_backward,
-        lambda rng: {"x": rng.standard_normal((2, 3, 5))},
-        lambda args, dout: {"dx": np.abs(dout) / 0.7},
-    )
-
-
-CASES = [*_softmax_cases(), *_affine_cases(), *_embedding_cases(), *_cross_entropy_cases(), *_dropout_cases()]
-RICHEST = (
-    "softmax-masked", "log_softmax-masked", "logsumexp-masked", "linear", "project_heads-batch", "merge_heads-batch", "embedding",
-    "cross_entropy-3d-smooth-ignore-weights", "dropout",
-)  # fmt: skip
 every_case = pytest.mark.parametrize("case", CASES, ids=repr)
 one_of_each = pytest.mark.parametrize("case", [c for c in CASES if c.name in RICHEST], ids=repr)
+saving_arrays = pytest.mark.parametrize(
+    "case", [c for c in CASES if c.name in RICHEST and c.name not in SAVES_NO_ARRAY], ids=repr
+)
 
 
 def test_there_is_one_of_each():
@@ -289,7 +96,7 @@ def test_every_library_computes_the_same(case, library):
     _assert_close(other_grads, grads, case.scale(args, dout), 1e-14)
 
 
-@pytest.mark.parametrize("name", ["dx", "dw", "db", "dtable", "dlogits", "dweights"])
+@pytest.mark.parametrize("name", ["dx", "dw", "db", "dtable", "dlogits", "dweights", "dweight", "dbias", "dgates"])
 def test_a_slip_of_1e_4_is_caught(name):
     """The bounds from the other side."""
     caught = 0
@@ -426,9 +233,7 @@ def test_the_gradient_of_a_broadcast_input_has_the_broadcast_shape(case):
         _assert_close(grads, plain, case.scale({**args, n: stretched}, dout), 1e-14)
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c.name in RICHEST and c.name != "dropout"], ids=repr
-)  # dropout saves no array
+@saving_arrays
 def test_reprs_are_shapes_and_not_numbers(case):
     out, saved = case.forward(*case.draw(_seed(case)).values())
     for record in (saved, case.backward(np.ones(out.shape), saved)):
@@ -469,9 +274,7 @@ def test_forward_and_backward_inside_one_jit(case):
     _assert_close(got, grads, case.scale(args, dout), 1e-14)
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c.name in RICHEST and c.name != "dropout"], ids=repr
-)  # which saves no shape
+@saving_arrays
 def test_a_cotangent_of_another_shape_or_dtype_is_refused(case):
     args = case.draw(_seed(case))
     out, saved = case.forward(*args.values())
