@@ -94,13 +94,13 @@ def check_backward(
         change = difference_along(lambda *moved: forward(*moved)[0], names, values, t, h)
         left_terms = [g[name] * change[name] for name in g]
         right_terms = [t[name] * gradients[name] for name in t]
-        left, right = (math.fsum(float(x) for terms in side for x in terms.flat) for side in (left_terms, right_terms))
+        left, right = total(left_terms), total(right_terms)
         if bound is None:
             allowed = rtol * sum(float(np.abs(terms).sum()) for terms in (*left_terms, *right_terms))
             allowed += 64 * EPS / h * sum(float(np.abs(g[name] * outputs[name]).sum()) for name in g)
         else:
             allowed = bound(t, g)
-        if not abs(left - right) <= allowed:  # also where one of them is NaN
+        if not (math.isfinite(left - right) and abs(left - right) <= allowed):
             raise AssertionError(
                 f"check_backward: along a random direction t, <g, (f(x + ht) - f(x - ht)) / 2h> = {left:.12g} "
                 f"but <t, backward(g)> = {right:.12g}; they differ by {abs(left - right):.3g}, allowed are {allowed:.3g}\n"
@@ -156,7 +156,7 @@ def check_jvp(
         for name, expected in change.items():
             allowed = rtol * np.abs(expected).max(initial=0) + 64 * EPS / step * np.abs(outputs[name]).max(initial=0)
             wrong = np.abs(given[name] - expected)
-            if not (wrong <= allowed).all():
+            if not (np.isfinite(wrong) & (wrong <= allowed)).all():
                 at = np.unravel_index(int(np.where(np.isnan(wrong), np.inf, wrong).argmax()), wrong.shape)
                 raise AssertionError(
                     f"check_jvp: {name or 'out'}[{index_text(at)}] should be {expected[at]:.12g} by finite differences, "
@@ -166,13 +166,19 @@ def check_jvp(
             u = random_vectors(outputs, rng)
             gradients = gradients_of(backward(as_tree(out, u)), names, values)
             terms = [u[name] * given[name] for name in u], [t[name] * gradients[name] for name in t]
-            left, right = (sum(float(x.sum()) for x in side) for side in terms)
+            left, right = (total(side) for side in terms)
             allowed = 1e-12 * sum(float(np.abs(x).sum()) for side in terms for x in side)
-            if not abs(left - right) <= allowed:
+            if not (math.isfinite(left - right) and abs(left - right) <= allowed):
                 raise AssertionError(
                     f"check_jvp: <u, jvp(v)> = {left:.15g} but <backward(u), v> = {right:.15g}; "
                     f"they differ by {abs(left - right):.3g}, allowed are {allowed:.3g}"
                 )
+
+
+def total(terms: Sequence[Array]) -> float:
+    """The sum of all elements of all arrays; of infinities too."""
+    with np.errstate(invalid="ignore"):
+        return float(sum(float(x.sum()) for x in terms))
 
 
 def check_symmetric(
@@ -209,7 +215,8 @@ def check_symmetric(
     allowed = rtol * float(np.abs(left).sum() + np.abs(right).sum()) + 64 * EPS / step * float(
         np.abs(to_numpy(gradient(x))).sum()
     )
-    if not abs(left.sum() - right.sum()) <= allowed:
+    difference = abs(float(left.sum() - right.sum()))
+    if not (math.isfinite(difference) and difference <= allowed):
         raise AssertionError(
             f"check_symmetric: <u, H v> = {left.sum():.9g} but <v, H u> = {right.sum():.9g}: this is the gradient of no function"
         )

@@ -31,7 +31,7 @@ def broadcastable_shapes(whole: tuple[int, ...]) -> SearchStrategy[tuple[int, ..
 
     @st.composite
     def shapes(draw: DrawFn) -> tuple[int, ...]:
-        rank = draw(st.integers(0, len(whole)))
+        rank = draw(st.one_of(st.integers(0, len(whole)), st.just(len(whole))))
         return tuple(n if draw(st.booleans()) else 1 for n in whole[len(whole) - rank :])
 
     return shapes()

@@ -143,7 +143,8 @@ def attention_problems(
     if wanted(masks):
         options["mask"] = draw(mask_trees(lead, heads, queries, keys, kinds=masks))
     if wanted(bias):
-        options["bias"] = _draw_bias(draw, draw(st.sampled_from(list(bias))), whole)
+        kinds = st.sampled_from(list(bias))
+        options["bias"] = _draw_bias(draw, draw(st.one_of(st.just(bias[0]), kinds)), whole)
         if hidden and not isinstance(options["bias"], (Alibi, Relative)):
             options["hidden"] = draw(st.sampled_from([0.0, 0.25, 0.75]))
     if wanted(scale):
@@ -155,7 +156,7 @@ def attention_problems(
     options["sinks"] = wanted(sinks)
     options["dlse"] = wanted(dlse)
     if extreme:
-        options["extreme"] = draw(st.lists(st.sampled_from(list(extreme)), max_size=2, unique=True))
+        options["extreme"] = tuple(draw(st.lists(st.sampled_from(list(extreme)), max_size=2, unique=True)))
     if layouts:
         names = st.sampled_from(["q", "k", "v", "dout", "bias", "sinks", "dlse"])
         options["layouts"] = draw(st.dictionaries(names, st.sampled_from(list(layouts))))

@@ -38,7 +38,7 @@ def agrees_with_autodiff(candidate, problem):
 
 
 @given(problem=attention_problems(), path=st.sampled_from(sorted(CANDIDATES)))
-@settings(max_examples=250)
+@settings(max_examples=150)
 def test_finite_differences(problem, path):
     gradients_are_derivatives(CANDIDATES[path], problem)
 
@@ -51,14 +51,14 @@ def test_finite_differences_of_many(problem):
 
 
 @given(problem=attention_problems())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_pytorch_differentiates_our_forward(problem):
     agrees_with_autodiff(autodiff_candidate(library_or_skip("torch")), problem)
 
 
 # Without sinks: their derivative goes through the maximum of every part, and so is off by a rounding of the largest of them.
 @given(problem=attention_problems(extreme=EXTREMES, sinks=False))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_pytorch_differentiates_our_forward_at_extremes(problem):
     agrees_with_autodiff(autodiff_candidate(library_or_skip("torch")), problem)
 

@@ -19,21 +19,21 @@ named = pytest.mark.parametrize("name", LAWS)
 
 @named
 @given(problem=attention_problems(layouts=LAYOUTS, empty=True))
-@settings(max_examples=50)
+@settings(max_examples=35)
 def test_numpy(name, problem):
     LAWS[name](CANDIDATES["as chosen"], problem)
 
 
 @named
 @given(problem=attention_problems(layouts=LAYOUTS, empty=True), path=st.sampled_from([p for p in CANDIDATES if p != "as chosen"]))
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_every_path(name, problem, path):
     LAWS[name](CANDIDATES[path], problem)
 
 
 @named
 @given(problem=attention_problems(dtypes=["float32", "float16"], max_side=8))
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_lower_precisions(name, problem):
     LAWS[name](CANDIDATES["as chosen"], problem)
 
@@ -47,7 +47,7 @@ def test_precision_of_many_heads(problem):
 
 @pytest.mark.parametrize("name", [name for name in LAWS if name not in ORDINARY])
 @given(problem=attention_problems(extreme=EXTREMES, dtypes=["float64", "float32"]))
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_extreme_numbers(name, problem):
     LAWS[name](CANDIDATES["as chosen"], problem)
 
@@ -75,7 +75,7 @@ def elsewhere(request):
 @named
 def test_other_libraries(elsewhere, name):
     @given(problem=attention_problems(empty=True, max_side=4))
-    @settings(max_examples=5)
+    @settings(max_examples=4)
     def holds(problem):
         LAWS[name](elsewhere, problem)
 
