@@ -18,7 +18,8 @@ from npattn._arrays.namespace import Array, Namespace
 
 Results: TypeAlias = tuple[Array | None, ...]
 
-BLOCK = 1 << 15  # elements: with a formula's intermediates, a core's second-level cache
+# With a formula's intermediates, a core's second-level cache. NumPy reuses the memory of unnamed intermediates from this size on.
+BLOCK = 1 << 18  # bytes
 
 
 def map_rows(f: Callable[..., Results], *arrays: Array, xp: Namespace, totals: int = 0) -> Results:
@@ -28,9 +29,9 @@ def map_rows(f: Callable[..., Results], *arrays: Array, xp: Namespace, totals: i
     new arrays. ``f`` runs without floating-point warnings.
     """
     count = arrays[0].shape[0]
-    step = max(1, BLOCK // max(1, math.prod(arrays[0].shape[1:])))
     with np.errstate(all="ignore"):
-        if xp is not np or count <= step:
+        step = _rows_per_block(arrays[0]) if xp is np else count
+        if count <= step:
             return f(*arrays)
         first = f(*(array[:step] for array in arrays))
     rows = first[: len(first) - totals]
@@ -58,6 +59,11 @@ def map_elements(f: Callable[..., Results], *arrays: Array, xp: Namespace) -> Re
     shape = arrays[0].shape
     flat = map_rows(f, *(xp.reshape(array, (-1,)) for array in arrays), xp=xp)
     return tuple(None if x is None else xp.reshape(x, shape) for x in flat)
+
+
+def _rows_per_block(array: Array) -> int:
+    row: int = math.prod(array.shape[1:]) * max(array.dtype.itemsize, 4)  # halves are computed in float32
+    return max(1, BLOCK // max(1, row))
 
 
 def _put(whole: list[Any], results: Results, part: slice) -> None:
