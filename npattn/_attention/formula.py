@@ -71,21 +71,35 @@ def exponentials(ops: Ops, biased: Array, shift: Array) -> Array:
     return ops.exp(ops.subtract(biased, shift))
 
 
-def forward_tile(ops: Ops, q: Array, k: Array, v: Array, terms: Terms, *, keep: bool = False) -> tuple[Part, Array]:
-    """One tile's part of the result; and its numerators p, to be kept for backward if asked for."""
+def forward_tile(
+    ops: Ops, q: Array, k: Array, v: Array, terms: Terms, before: Part | None = None, *, keep: bool = False
+) -> tuple[Part, Array]:
+    """The part of the keys ``before`` and of one more tile; and the tile's numerators p, to be kept for backward.
+
+    Numerators are made with the largest score so far. Where a tile raises it, what came before is too large by
+    exp(row_max - new row_max), and is made smaller.
+    """
+    xp = ops.xp
     x = score(ops, q, k)
     if terms.softcap is not None:
         x = cap(ops, x, terms.softcap)
     if terms.bias is not None:
         x = ops.add(x, terms.bias)
     x = ops.hide(x, terms.hidden, -float("inf"))
-    row_max = ops.row_max(x)
-    p = exponentials(ops, x, row_max if terms.live is None else ops.xp.where(terms.live, row_max, 0.0))
+    row_max, seen = ops.row_max(x), terms.live
+    if before is not None:
+        row_max = xp.maximum(before.row_max, row_max)
+        seen = None if seen is None else seen | (before.row_sum != 0)
+    p = exponentials(ops, x, row_max if seen is None else xp.where(seen, row_max, 0.0))
     if keep:
         p = ops.hide(p, terms.hidden, 0.0)  # a row that is NaN is NaN at its hidden pairs too
     row_sum = ops.row_sum(p)
     dropped = p if terms.factors is None else ops.multiply(p, terms.factors, "dropped" if keep else None)
-    return Part(ops.matmul(dropped, v, "out"), row_max, row_sum), p
+    if before is None:
+        return Part(ops.matmul(dropped, v, "out"), row_max, row_sum), p
+    factor = rescale(before.row_max, before.row_sum, row_max, xp)
+    out = ops.add(ops.multiply(before.out, factor), ops.matmul(dropped, v, "tile_out"))
+    return Part(out, row_max, factor * before.row_sum + row_sum), p
 
 
 def empty_part(shape: tuple[int, ...], value_size: int, dtype: Any, device: Any, xp: Namespace) -> Part:
@@ -159,7 +173,7 @@ def rows_backward(dout: Array, offset: Array, row_max: Array, row_sum: Array, xp
 
 
 def rows_as_kept(rows: Rows, tile_max: Array, xp: Namespace) -> Rows:
-    """The row terms for numerators that were made with a tile's own row_max instead of the whole row's."""
+    """The row terms for numerators that were made with the row_max of when their tile was reached."""
     factor = xp.exp(tile_max - rows.shift)
     return rows._replace(dout=rows.dout * factor, offset=rows.offset * factor)
 

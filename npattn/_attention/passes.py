@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from npattn._arrays.namespace import Array
 from npattn._attention import formula
 from npattn._attention.biases import LazyBias
 from npattn._attention.formula import Part
-from npattn._attention.ops import Ops
+from npattn._attention.ops import Ops, new_memory
 from npattn._attention.place import Place
 from npattn._attention.problem import Problem
 from npattn._attention.stores import make_rows, make_sums
@@ -64,13 +65,15 @@ def forward(problem: Problem, sizes: Sizes, *, keep: bool) -> Forward:
     units = [unit for block in cut_units(problem, sizes) for unit in block]
     stores = [make_rows(problem, n, plain=sizes.plain) for n in (problem.v.shape[-1], 1, 1)]
     kept: list[Any] = [()] * len(units)
+    rooms = _rooms(problem, sizes, units) if keep else [None] * len(units)
 
     def worker(check: Callable[[], None]) -> Callable[[int], None]:
         ops = make_ops(problem, sizes)
 
         def work(index: int) -> None:
             with np.errstate(all="ignore"):
-                part, kept[index] = _forward_unit(problem, sizes, units[index], ops, check, keep=keep)
+                part, of_unit = _forward_unit(problem, sizes, units[index], ops, check, keep=keep, room=rooms[index])
+                kept[index] = of_unit
                 for store, rows in zip(stores, part, strict=True):
                     store.put(units[index], rows)
 
@@ -79,6 +82,17 @@ def forward(problem: Problem, sizes: Sizes, *, keep: bool) -> Forward:
     run(problem, sizes, worker, range(len(units)))
     out, row_max, row_sum = (store.result() for store in stores)
     return Forward(out, row_max, row_sum, tuple(kept) if keep else None)
+
+
+def _rooms(problem: Problem, sizes: Sizes, units: list[Place]) -> list[Array | None]:
+    """Memory for the numerators of every unit, in one piece: many pieces would cost a page fault for every 4 KiB."""
+    if sizes.plain:
+        return [None] * len(units)
+    heads = [math.prod(s.stop - s.start for s in (*unit.lead, unit.heads)) for unit in units]
+    width = problem.keys + 64 * (problem.keys // max(sizes.keys, 1) + 1)  # rows may be set apart, see Scratch.take_pairs
+    edges = [0, *itertools.accumulate(n * unit.rows * width for n, unit in zip(heads, units, strict=True))]
+    memory = new_memory(edges[-1], problem.compute, problem.xp)
+    return [memory[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def _whole_rows(problem: Problem, rows: Array) -> Array:
@@ -96,23 +110,21 @@ def _nothing() -> None:
 
 
 def _forward_unit(
-    problem: Problem, sizes: Sizes, unit: Place, ops: Ops, check: Callable[[], None], *, keep: bool
+    problem: Problem, sizes: Sizes, unit: Place, ops: Ops, check: Callable[[], None], *, keep: bool, room: Array | None = None
 ) -> tuple[Part, tuple[tuple[Array, Array], ...]]:
-    """A unit's rows: the normalised out, row_max and row_sum; and what is kept of its tiles."""
+    """A unit's rows: the normalised out, row_max and row_sum; and what is kept of its tiles, in ``room`` if there is one."""
     xp = problem.xp
     q = ops.load(unit_rows(problem, unit, problem.q), "q", scale=problem.options.scale)
     part, kept = None, []
     for tile in unit_tiles(problem, unit, sizes, ops):
         check()
-        new, p = formula.forward_tile(ops, q, tile.k, tile.v, tile.terms, keep=keep)
         if keep:
-            kept.append((p, new.row_max))
-            ops.release("scores")
-        if part is None:
-            part = new
-            ops.release("out")  # the next tile's must not overwrite it
-        else:
-            part = formula.merge(part, new, xp)
+            ops.lend("scores", room)
+        part, p = formula.forward_tile(ops, q, tile.k, tile.v, tile.terms, part, keep=keep)
+        if keep:
+            kept.append((p, part.row_max))
+            ops.lend("scores", None)
+            room = None if room is None else room[math.prod(p.shape[:-2]) * p.strides[-3] // p.itemsize :]
     if part is None:
         lead = tuple(s.stop - s.start for s in (*unit.lead, unit.heads))
         part = formula.empty_part((*lead, unit.rows), problem.v.shape[-1], problem.compute, problem.device, xp)

@@ -37,6 +37,7 @@ class Sizes(NamedTuple):
     pairs: int  # rows times keys times heads of a tile, at most, unless a single head has more
     plain: bool  # new arrays, every head in each tile: any library
     keep: int  # bytes of numerators that forward may keep for backward
+    apart: int = 1024  # a row of a tile is made longer if its length in bytes is a multiple of this
 
 
 ONE_TILE = Sizes(rows=1 << 62, keys=1 << 62, pairs=1 << 62, plain=True, keep=0)
@@ -71,8 +72,9 @@ def choose_sizes(problem: Problem) -> Sizes:
 
 def make_ops(problem: Problem, sizes: Sizes) -> Ops:
     """The kind of operations that the problem's library takes."""
-    kind = Scratch if not sizes.plain else FreshNumPy if problem.xp is np else Fresh
-    return kind(problem.xp, problem.compute)
+    if not sizes.plain:
+        return Scratch(problem.xp, problem.compute, sizes.apart)
+    return (FreshNumPy if problem.xp is np else Fresh)(problem.xp, problem.compute)
 
 
 def cut_units(problem: Problem, sizes: Sizes) -> list[list[Place]]:

@@ -9,6 +9,7 @@ from npattn.testing.candidates import npattn_candidate
 PATHS: dict[str, Sizes | None] = {
     "as chosen": None,
     "scratch": Sizes(rows=2, keys=3, pairs=12, plain=False, keep=0),
+    "scratch, rows apart": Sizes(rows=3, keys=3, pairs=18, plain=False, keep=1 << 20, apart=1),
     "scratch, kept": Sizes(rows=3, keys=2, pairs=12, plain=False, keep=1 << 20),
     "plain": Sizes(rows=3, keys=2, pairs=12, plain=True, keep=0),
     "plain, kept": Sizes(rows=2, keys=3, pairs=12, plain=True, keep=1 << 20),
