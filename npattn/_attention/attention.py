@@ -184,7 +184,7 @@ def attention_forward(
     problem = make_problem("attention", q, k, v, mask, bias, scale, softcap, sinks, dropout)
     sizes = choose_sizes(problem)
     # with a softcap backward needs the scores too, and makes the numerators from them
-    done = forward(problem, sizes, keep=sizes.keep > 0 and problem.options.softcap is None)
+    done = forward(problem, sizes, keep=sizes.keep and problem.options.softcap is None)
     out, row_max, row_sum = (problem.result(x) for x in (done.out, done.row_max[..., 0], done.row_sum[..., 0]))
     tiling = Tiling(problem, sizes, done.kept)
     saved = AttentionSaved(q, k, v, mask, bias, scale, softcap, sinks, dropout, out, row_max, row_sum, tiling)

@@ -31,7 +31,8 @@ from npattn._attention.tiling import (
     whole_unit,
 )
 
-Kept = tuple[tuple[tuple[Array, Array], ...], ...]  # of every unit's tiles: numerators and the row_max they were made with
+# of every unit's tiles: numerators, and the row_max that they were made with (None: that of the whole row)
+Kept = tuple[tuple[tuple[Array, Array | None], ...], ...]
 
 BACKWARD_JOBS = 8  # at least so many jobs, where the rows allow it: each further job on the same heads costs a copy of dk and dv
 
@@ -111,11 +112,12 @@ def _nothing() -> None:
 
 def _forward_unit(
     problem: Problem, sizes: Sizes, unit: Place, ops: Ops, check: Callable[[], None], *, keep: bool, room: Array | None = None
-) -> tuple[Part, tuple[tuple[Array, Array], ...]]:
+) -> tuple[Part, tuple[tuple[Array, Array | None], ...]]:
     """A unit's rows: the normalised out, row_max and row_sum; and what is kept of its tiles, in ``room`` if there is one."""
     xp = problem.xp
     q = ops.load(unit_rows(problem, unit, problem.q), "q", scale=problem.options.scale)
-    part, kept = None, []
+    part: Part | None = None
+    kept: list[tuple[Array, Array | None]] = []
     for tile in unit_tiles(problem, unit, sizes, ops):
         check()
         if keep:
@@ -130,6 +132,8 @@ def _forward_unit(
         part = formula.empty_part((*lead, unit.rows), problem.v.shape[-1], problem.compute, problem.device, xp)
     if problem.options.sinks is not None:
         part = formula.add_sink(part, sink_rows(problem, unit), xp)
+    elif len(kept) == 1:
+        kept = [(kept[0][0], None)]
     return Part(formula.normalised(part, xp, every_row_sees=problem.every_row_sees), part.row_max, part.row_sum), tuple(kept)
 
 
@@ -215,13 +219,13 @@ class _BackwardUnit:
         self.total: Array | None = None
         self.seen: Array | bool = False  # which rows see a key; True for all
 
-    def tile(self, tile: Tile, kept: tuple[Array, Array] | None) -> formula.TileGrads:
+    def tile(self, tile: Tile, kept: tuple[Array, Array | None] | None) -> formula.TileGrads:
         """A tile's share; dq stays here."""
         q, rows, live = self.q, self.rows, tile.terms.live
         p = None
         if kept is not None:
             p, row_max = kept
-            rows = formula.rows_as_kept(rows, row_max, self.xp)
+            rows = rows if row_max is None else formula.rows_as_kept(rows, row_max, self.xp)
         if live is None:
             self.seen = True
         else:  # a row that sees nothing here may hold anything

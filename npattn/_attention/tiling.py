@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from npattn._attention.problem import Problem
 SMALL_PRODUCT = 1 << 15  # multiplications of a matrix product that no BLAS gives to several threads
 SMALL_PROBLEM = 1 << 21  # multiplications of a problem that is done before a second thread has woken up
 SMALL_PAIRS = 1 << 13  # a problem with fewer pairs is one tile of new arrays: looking for what could be skipped costs more
+KEEP_MIB = 160  # numerators up to this size are kept for backward
 GAP = 32  # a masked run of keys shorter than this is hidden inside a tile rather than cut out
 
 
@@ -36,11 +38,11 @@ class Sizes(NamedTuple):
     keys: int  # keys of a tile, at most
     pairs: int  # rows times keys times heads of a tile, at most, unless a single head has more
     plain: bool  # new arrays, every head in each tile: any library
-    keep: int  # bytes of numerators that forward may keep for backward
+    keep: bool  # whether forward keeps the numerators of all tiles for backward
     apart: int = 1024  # a row of a tile is made longer if its length in bytes is a multiple of this
 
 
-ONE_TILE = Sizes(rows=1 << 62, keys=1 << 62, pairs=1 << 62, plain=True, keep=0)
+ONE_TILE = Sizes(rows=1 << 62, keys=1 << 62, pairs=1 << 62, plain=True, keep=True)
 
 _forced: ContextVar[Sizes | None] = ContextVar("npattn_forced_sizes", default=None)
 
@@ -63,11 +65,20 @@ def choose_sizes(problem: Problem) -> Sizes:
     if problem.xp is np:
         if math.prod(problem.whole) <= SMALL_PAIRS:
             return ONE_TILE
-        return Sizes(rows=256, keys=1024, pairs=1 << 16, plain=False, keep=0)
+        return Sizes(rows=256, keys=1024, pairs=1 << 16, plain=False, keep=_room_to_keep(problem))
     heads = max(math.prod(problem.lead) * problem.kv_heads, 1)
     keys = 1 << 14
     rows = max((1 << 24) // (heads * min(max(problem.keys, 1), keys)), 1)
-    return Sizes(rows=rows, keys=keys, pairs=1 << 24, plain=library_name(problem.xp) != "cupy", keep=0)
+    return Sizes(rows=rows, keys=keys, pairs=1 << 24, plain=library_name(problem.xp) != "cupy", keep=False)
+
+
+def _room_to_keep(problem: Problem) -> bool:
+    """Whether the numerators of the whole problem are few enough to be kept: the one place that decides it."""
+    text = os.environ.get("NPATTN_KEEP_MIB", "").strip()
+    if text and not text.isdecimal():
+        raise ValueError(f"NPATTN_KEEP_MIB must be a number of MiB, got {text!r}")
+    room = int(text) if text else KEEP_MIB
+    return math.prod(problem.whole) * problem.compute.itemsize <= room << 20
 
 
 def make_ops(problem: Problem, sizes: Sizes) -> Ops:

@@ -8,10 +8,10 @@ from npattn.testing.candidates import npattn_candidate
 # The first is what a caller gets, where a small problem is one tile. Few rows and keys make many tiles of the smallest problem.
 PATHS: dict[str, Sizes | None] = {
     "as chosen": None,
-    "scratch": Sizes(rows=2, keys=3, pairs=12, plain=False, keep=0),
-    "scratch, rows apart": Sizes(rows=3, keys=3, pairs=18, plain=False, keep=1 << 20, apart=1),
-    "scratch, kept": Sizes(rows=3, keys=2, pairs=12, plain=False, keep=1 << 20),
-    "plain": Sizes(rows=3, keys=2, pairs=12, plain=True, keep=0),
-    "plain, kept": Sizes(rows=2, keys=3, pairs=12, plain=True, keep=1 << 20),
+    "scratch": Sizes(rows=2, keys=3, pairs=12, plain=False, keep=False),
+    "scratch, rows apart": Sizes(rows=3, keys=3, pairs=18, plain=False, keep=True, apart=1),
+    "scratch, kept": Sizes(rows=3, keys=2, pairs=12, plain=False, keep=True),
+    "plain": Sizes(rows=3, keys=2, pairs=12, plain=True, keep=False),
+    "plain, kept": Sizes(rows=2, keys=3, pairs=12, plain=True, keep=True),
 }
 CANDIDATES = {name: npattn_candidate(sizes=sizes) for name, sizes in PATHS.items()}

@@ -147,7 +147,7 @@ def test_no_two_rows_hold_one_pattern_shifted():
 
 # In attention ------------------------------------------------------------------------------------------------------------------
 
-TINY = [Sizes(rows=2, keys=3, pairs=12, plain=plain, keep=0) for plain in (False, True)]
+TINY = [Sizes(rows=2, keys=3, pairs=12, plain=plain, keep=False) for plain in (False, True)]
 
 
 @pytest.mark.parametrize("sizes", TINY, ids=["scratch", "plain"])
