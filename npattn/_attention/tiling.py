@@ -78,7 +78,8 @@ def _room_to_keep(problem: Problem) -> bool:
     if text and not text.isdecimal():
         raise ValueError(f"NPATTN_KEEP_MIB must be a number of MiB, got {text!r}")
     room = int(text) if text else KEEP_MIB
-    return math.prod(problem.whole) * problem.compute.itemsize <= room << 20
+    size: int = math.prod(problem.whole) * problem.compute.itemsize
+    return size <= room << 20
 
 
 def make_ops(problem: Problem, sizes: Sizes) -> Ops:
