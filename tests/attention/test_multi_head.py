@@ -30,6 +30,7 @@ from npattn import (
     tree_map,
 )
 from npattn._arrays.trees import tree_items, tree_leaves
+from npattn.layers import Rotary, rotate
 from npattn.testing.dense import dense_bias, dense_mask
 from npattn.testing.gradients import check_backward
 from npattn.testing.libraries import asarray, open_library, to_numpy
@@ -95,6 +96,14 @@ def multi_head_problems(draw: st.DrawFn) -> Drawn:
         options["scale"] = 0.4
     if draw(st.booleans()):
         options["dropout"] = Dropout(0.4, draw(st.integers(0, 99)))
+    if draw(st.booleans()):
+        size = draw(st.sampled_from(range(0, D + 1, 2)))
+        pairs = draw(st.sampled_from(["halves", "interleaved"]))
+        options["rotary"] = Rotary(
+            base=draw(st.sampled_from([10000.0, 10.0])), pairs=pairs, size=size, positions=draw(st.integers(0, 9))
+        )
+        if draw(st.booleans()):
+            options["rotary"] = options["rotary"]._replace(key_positions=rng.integers(0, 9, S))
     return Drawn(params, x_q, x_kv, options, rng.standard_normal((*lead, T, out_width)))
 
 
@@ -142,6 +151,8 @@ def test_heads_one_by_one(drawn):
                 (x_kv, params.w_v, params.b_v, kv),
             )
         )
+        if "rotary" in options:
+            q, k = rotate(q, options["rotary"]), rotate(k, options["rotary"].of_keys())
         given_options = {name: options[name] for name in ("scale", "softcap") if name in options}
         sink = None if params.sinks is None else params.sinks[h : h + 1]
         head = naive_forward(
@@ -389,6 +400,93 @@ def test_empty(B, T, S):
         assert x is None or name == "b_o" or not x.any()
 
 
+# Rotary positions --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pairs", ["halves", "interleaved"])
+def test_rotation_is_a_projection_that_depends_on_the_position(pairs):
+    """One token at a time: its rotation is a matrix that multiplies w_q and w_k."""
+    rng = np.random.default_rng(0)
+    params = tree_map(lambda x: rng.standard_normal(x.shape), MultiHeadParams.init(rng, width=6, heads=2, head_size=4))
+    x = rng.standard_normal((5, 6))
+    turned = [
+        params._replace(
+            **{n: rotate(getattr(params, n)[..., None, :], Rotary(pairs=pairs, positions=p))[..., 0, :] for n in NAMES_QK}
+        )
+        for p in range(5)
+    ]
+    q, k, v = (
+        np.stack(
+            [x[p] @ getattr(turned[p], f"w_{n}")[:, h] + getattr(turned[p], f"b_{n}")[h] for h in range(2) for p in range(5)]
+        )
+        for n in "qkv"
+    )
+    heads = attention(*(y.reshape(2, 5, 4) for y in (q, k, v)), mask=causal_mask())
+    expected = np.einsum("hte,hec->tc", heads, params.w_o) + params.b_o
+    got = multi_head_attention(params, x, x, mask=causal_mask(), rotary=Rotary(pairs=pairs))
+    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+
+
+NAMES_QK = ("w_q", "w_k", "b_q", "b_k")
+
+
+def test_moving_all_positions_changes_nothing():
+    """Only distances count; without rotation, or with keys that are moved alone, that is not so."""
+    rng = np.random.default_rng(0)
+    params, x, dout = MultiHeadParams.init(rng, width=8, heads=2), rng.standard_normal((2, 5, 8)), rng.standard_normal((2, 5, 8))
+    results = []
+    for positions in (0, 17, np.arange(5) + 40, [[0, 1, 2, 3, 4], [90, 91, 92, 93, 94]]):
+        out, saved = multi_head_attention_forward(params, x, x, rotary=Rotary(positions=positions))
+        results.append([out, *tree_leaves(multi_head_attention_backward(dout, saved))])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
+    assert np.abs(multi_head_attention(params, x, x, rotary=Rotary(key_positions=3)) - results[0][0]).max() > 1e-3
+    assert np.abs(multi_head_attention(params, x, x) - results[0][0]).max() > 1e-3
+
+
+def test_the_last_query_alone_with_its_position():
+    rng = np.random.default_rng(0)
+    params, x = MultiHeadParams.init(rng, width=8, heads=2, kv_heads=1), rng.standard_normal((3, 6, 8))
+    whole = multi_head_attention(params, x, x, mask=causal_mask(), rotary=Rotary())
+    last = multi_head_attention(params, x[:, 5:], x, rotary=Rotary(positions=5, key_positions=0))
+    np.testing.assert_allclose(last, whole[:, 5:], rtol=1e-12, atol=1e-13)
+
+
+def test_a_key_bias_has_a_gradient_once_keys_are_rotated():
+    rng = np.random.default_rng(0)
+    params = tree_map(lambda x: rng.standard_normal(x.shape), MultiHeadParams.init(rng, width=6, heads=3))
+    x, dout = rng.standard_normal((2, 7, 6))
+    _, saved = multi_head_attention_forward(params, x, x, rotary=Rotary())
+    assert np.abs(multi_head_attention_backward(dout, saved).dparams.b_k).max() > 1e-3
+
+
+def test_what_no_query_sees_may_be_nan_rotated_or_not():
+    rng = np.random.default_rng(0)
+    params, x, dout = MultiHeadParams.init(rng, width=4, heads=2), rng.standard_normal((3, 4)), rng.standard_normal((3, 4))
+    hidden = x.copy()
+    hidden[2] = np.nan
+    results = []
+    for x_kv in (x, hidden):
+        out, saved = multi_head_attention_forward(params, x, x_kv, mask=length_mask(2), rotary=Rotary())
+        results.append((out, multi_head_attention_backward(dout, saved)))
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    np.testing.assert_array_equal(results[0][1].dx_q, results[1][1].dx_q)
+    np.testing.assert_array_equal(results[1][1].dx_kv[2], 0)
+
+
+def test_errors_of_rotary():
+    params, x = MultiHeadParams.init(np.random.default_rng(0), width=6, heads=2), np.ones((3, 6))
+    with pytest.raises(ValueError, match="^rotate: the size of rotary must be even and at most D = 3, got 3"):
+        multi_head_attention(params, x, x, rotary=Rotary())
+    with pytest.raises(TypeError, match="^rotate: rotary must be a Rotary"):
+        multi_head_attention(params, x, x, rotary={"base": 10})
+    with pytest.raises(
+        ValueError, match=r"^rotate: the positions of rotary must broadcast to \(..., T\) = \(4,\), got shape \(3,\)"
+    ):
+        multi_head_attention(params, x, np.ones((4, 6)), rotary=Rotary(size=2, positions=[0, 1, 2]))
+
+
 # The parameters ----------------------------------------------------------------------------------------------------------------
 
 
@@ -513,7 +611,7 @@ def _call(convert: Any, dtype: str | None = None) -> tuple[Any, Any]:
     params = tree_map(lambda x: convert(x + 0.2 * rng.standard_normal(x.shape), dtype), params)
     x_q, x_kv, bias, dout = (convert(rng.standard_normal(s), dtype) for s in ((2, 3, 6), (2, 4, 5), (4, 1, 4), (2, 3, 7)))
     out, saved = multi_head_attention_forward(
-        params, x_q, x_kv, mask=length_mask([2, 4]), bias=bias, softcap=3.0, dropout=Dropout(0.2, 1)
+        params, x_q, x_kv, mask=length_mask([2, 4]), bias=bias, softcap=3.0, dropout=Dropout(0.2, 1), rotary=Rotary(size=2)
     )
     return out, multi_head_attention_backward(dout, saved)
 

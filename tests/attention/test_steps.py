@@ -31,6 +31,7 @@ from npattn import (
     window_mask,
 )
 from npattn._arrays.trees import tree_leaves
+from npattn.layers import Rotary, rotate
 from npattn.testing.libraries import asarray, open_library, to_numpy
 from npattn.testing.oracle import sum_to_shape
 from npattn.testing.problems import AttentionProblem, Relative, attention_problem
@@ -515,6 +516,32 @@ def test_multi_head_steps():
     borrowed = [*tree_leaves(params), x_q, x_kv, saved.attention.q, saved.attention.k, saved.attention.v, saved.out.x]
     for n, x in enumerate(results):
         assert not any(np.shares_memory(x, y) for y in [*borrowed, *results[n + 1 :]])
+
+
+def test_rotated_steps():
+    """The projections are as without rotation; what attention receives is beside them."""
+    rng = np.random.default_rng(0)
+    params, x = MultiHeadParams.init(rng, width=4, heads=2, kv_heads=1), rng.standard_normal((3, 4))
+    rotary = Rotary(key_positions=2)
+    out, saved = multi_head_attention_forward(params, x, x, rotary=rotary)
+    steps = multi_head_attention_steps(saved)
+    plain = multi_head_attention_steps(multi_head_attention_forward(params, x, x)[1])
+    assert plain.rotated_q is None
+    assert plain.rotated_k is None
+    for name in "qkv":
+        np.testing.assert_array_equal(getattr(steps, name), getattr(plain, name))
+    np.testing.assert_array_equal(steps.rotated_q, rotate(steps.q, rotary))
+    np.testing.assert_array_equal(steps.rotated_k, rotate(steps.k, Rotary(positions=2)))
+    np.testing.assert_array_equal(steps.out, out)
+    scores = np.einsum("htd,hsd->hts", steps.rotated_q, np.repeat(steps.rotated_k, 2, axis=0)) / np.sqrt(2)
+    np.testing.assert_allclose(steps.attention.scores, scores, rtol=1e-13, atol=1e-14)
+    results = [x for x in steps if isinstance(x, np.ndarray)]
+    assert len(results) == 6
+    for n, result in enumerate(results):
+        assert not any(np.shares_memory(result, y) for y in [*results[n + 1 :], saved.attention.q, saved.attention.k])
+    lines = repr(steps).splitlines()
+    assert "rotated_q q rotated by its positions: q below     (2, 3, 2)" in lines
+    assert not any("rotated" in line for line in repr(plain).splitlines())
 
 
 def test_multi_head_tables():

@@ -1,4 +1,4 @@
-"""Embedding: values, repeated ids, host ids beside any library, ids out of range."""
+"""Embedding: values, repeated ids, host ids beside any library, ids out of range; and the table as an output layer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from npattn.layers import embedding, embedding_backward, embedding_forward
+from npattn.layers import (
+    embedding,
+    embedding_backward,
+    embedding_forward,
+    linear_backward,
+    linear_forward,
+    tied_logits,
+    tied_logits_backward,
+    tied_logits_forward,
+)
 from npattn.layers.embedding import _sum_by_id
+from npattn.testing.gradients import check_backward
 from npattn.testing.libraries import open_library, to_numpy
 
 TABLE = np.arange(15.0).reshape(5, 3)
@@ -161,3 +171,72 @@ def test_jax_without_64_bit_dtypes_is_not_warned_of():
             out, saved = embedding_forward(table, ids)
             np.testing.assert_array_equal(to_numpy(out), TABLE[[4, 0]])
             assert to_numpy(embedding_backward(out, saved).dtable).sum() == TABLE[[4, 0]].sum()
+
+
+# Tied logits -------------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 3), max_size=2).map(tuple), st.integers(0, 4), st.integers(0, 4), st.integers(0, 99))
+def test_tied_logits_are_inner_products_with_every_row(lead, width, count, seed):
+    rng = np.random.default_rng(seed)
+    x, table, dout = (rng.integers(-4, 5, s).astype(np.float64) for s in ((*lead, width), (count, width), (*lead, count)))
+    out, saved = tied_logits_forward(x, table)
+    grads = tied_logits_backward(dout, saved)
+    expected, dx, dtable = np.zeros(dout.shape), np.zeros(x.shape), np.zeros(table.shape)
+    for at in np.ndindex(*lead):
+        for v in range(count):
+            expected[(*at, v)] = (x[at] * table[v]).sum()
+            dx[at] += dout[(*at, v)] * table[v]
+            dtable[v] += dout[(*at, v)] * x[at]
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(tied_logits(x, table), expected)
+    np.testing.assert_array_equal(grads.dx, dx)
+    np.testing.assert_array_equal(grads.dtable, dtable)
+    assert grads.dtable.flags.c_contiguous  # it is added to the gradient of the embedding
+
+
+def test_tied_logits_are_a_linear_map_with_the_transposed_table():
+    rng = np.random.default_rng(0)
+    x, table, dout = rng.standard_normal((2, 7, 3)), rng.standard_normal((5, 3)), rng.standard_normal((2, 7, 5))
+    out, saved = linear_forward(x, table.T)
+    tied, tied_saved = tied_logits_forward(x, table)
+    np.testing.assert_array_equal(tied, out)
+    linear, grads = linear_backward(dout, saved), tied_logits_backward(dout, tied_saved)
+    np.testing.assert_array_equal(grads.dx, linear.dx)
+    np.testing.assert_allclose(grads.dtable, linear.dw.T, rtol=1e-13)
+
+
+def test_a_table_that_is_used_twice():
+    """Its two gradients add."""
+    rng = np.random.default_rng(0)
+    ids = np.asarray([[3, 1], [1, 0]])
+
+    def forward(table):
+        x, saved_ids = embedding_forward(table, ids)
+        out, saved_logits = tied_logits_forward(np.tanh(x), table)
+        return out, (x, saved_ids, saved_logits)
+
+    def backward(dout, saved):
+        x, saved_ids, saved_logits = saved
+        logits = tied_logits_backward(dout, saved_logits)
+        return {"table": logits.dtable + embedding_backward(logits.dx / np.cosh(x) ** 2, saved_ids).dtable}
+
+    check_backward(forward, backward, {"table": rng.standard_normal((5, 3))})
+
+
+def test_float16_logits_are_summed_in_float32():
+    x, table = np.ones(4096, np.float16), np.ones((2, 4096), np.float16)
+    out, saved = tied_logits_forward(x, table)
+    assert out.tolist() == [4096, 4096]  # a sum in float16 stops at 2048
+    assert tied_logits_backward(out, saved).dx.dtype == np.float16
+
+
+def test_errors_of_tied_logits():
+    x = np.ones((2, 3))
+    for table in (np.ones((3, 5)), np.ones(3), np.ones((1, 5, 3))):
+        with pytest.raises(ValueError, match=r"^tied_logits: table must have shape \(V, C\) with C = 3 as x has, got \("):
+            tied_logits(x, table)
+    with pytest.raises(ValueError, match=r"^tied_logits: x must have shape \(..., C\), got \(\)"):
+        tied_logits(np.asarray(1.0), x)
+    with pytest.raises(TypeError, match="^tied_logits: x is float64 but table is float32"):
+        tied_logits(x, x.astype(np.float32))
