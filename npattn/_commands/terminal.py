@@ -1,4 +1,4 @@
-"""What the commands need of a terminal: progress with a falling loss, heatmaps, and ASCII where nothing else can be shown."""
+"""What the commands need of a terminal: progress with a falling loss, a bar, heatmaps, and ASCII if need be."""
 
 from __future__ import annotations
 
@@ -77,6 +77,35 @@ class Progress:
         recent = self.losses[-20:]
         curve = self.terminal.sparkline(self.losses, 24) if self.terminal.live else ""
         return f"  step {done:>4}/{self.total}  loss {sum(recent) / len(recent):.3f}  {left:>3.0f} s left  {curve}".rstrip()
+
+
+class Bar:
+    """A line on a terminal that shows how far a list of things is, and which one it is at; nothing elsewhere."""
+
+    def __init__(self, terminal: Terminal, total: int) -> None:
+        self.terminal = terminal
+        self.total = total
+        self.started = time.monotonic()
+        self.shown = False
+
+    def show(self, done: float, text: str) -> None:
+        """``done`` of them are, a fraction of one counted."""
+        if self.terminal.live:
+            full = int(24 * done / self.total)
+            left = f"{(time.monotonic() - self.started) * (self.total / done - 1):.0f} s left" if done else ""
+            line = f"[{'#' * full}{'.' * (24 - full)}] {int(done)}/{self.total} {left:>10}  {text}"
+            self._write(f"\r{line[: self.terminal.width - 1]}\x1b[K")
+            self.shown = True
+
+    def clear(self) -> None:
+        """Leave no trace of it, for what is printed next."""
+        if self.shown:
+            self._write("\r\x1b[K")
+            self.shown = False
+
+    def _write(self, text: str) -> None:
+        self.terminal.stream.write(text)
+        self.terminal.stream.flush()
 
 
 def _can_show(stream: TextIO, text: str) -> bool:

@@ -1,0 +1,135 @@
+"""The bare matrix products of attention: the time that no implementation on the same BLAS gets below."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from npattn._arrays import threads
+from npattn._arrays.namespace import Array, Namespace
+from npattn._commands.bench_backends import Backend, Call
+from npattn._commands.bench_cases import FORWARD, Case, Inputs
+
+LARGE = 1 << 29  # operations of a pass from which on threads of our own are surely worth their start
+
+
+class Pieces(NamedTuple):
+    """How large the pieces are that the products are done in."""
+
+    rows: int
+    keys: int
+    pairs: int  # rows times keys times heads
+
+
+ON_CPU = Pieces(rows=256, keys=1024, pairs=1 << 18)  # the pairs of a piece fit a core's cache
+ON_GPU = Pieces(rows=1024, keys=1 << 14, pairs=1 << 26)
+
+
+class Job(NamedTuple):
+    """Some rows of some heads of one batch entry, against as many keys as a row of them sees on average."""
+
+    entry: int
+    heads: slice
+    kv_heads: slice
+    rows: slice
+    keys: int
+
+
+class Product(NamedTuple):
+    """``a @ b`` into memory that is there."""
+
+    a: Array
+    b: Array
+    out: Array
+
+
+def prepare_products(case: Case, inputs: Inputs, name: str, backend: Backend) -> Call:
+    """The products of a pass, ready to run, on NumPy's half precisions in float32 as npattn does.
+
+    On NumPy the pieces are done by threads side by side, each with a BLAS of one thread; or in turn, where that is quicker.
+    """
+    xp, half = backend.xp, case.dtype in ("float16", "bfloat16")
+    pieces = ON_CPU if xp is np else ON_GPU
+    dtype = "float32" if half and xp is np else case.dtype
+    q, k, v, dout = (backend.array(x, dtype) for x in inputs[:4])
+
+    def products(job: Job, buffers: dict[str, Array]) -> Iterator[Product]:
+        def product(buffer: str, a: Array, b: Array) -> Product:
+            shape = (*a.shape[:-1], b.shape[-1])
+            size = math.prod(shape)
+            if buffer not in buffers or buffers[buffer].size < size:
+                buffers[buffer] = xp.empty(size, dtype=a.dtype)
+            return Product(a, b, buffers[buffer][:size].reshape(shape))
+
+        own_q, own_dout = (x[job.entry, job.heads, job.rows] for x in (q, dout))
+        for start in range(0, job.keys, pieces.keys):
+            own_k, own_v = (x[job.entry, job.kv_heads, start : min(start + pieces.keys, job.keys)] for x in (k, v))
+            scores = product("pairs", own_q, own_k.swapaxes(-1, -2))
+            yield scores
+            yield product("rows", scores.out, own_v)
+            if name != FORWARD:
+                yield product("keys", scores.out.swapaxes(-1, -2), own_dout)
+                dscores = product("pairs", own_dout, own_v.swapaxes(-1, -2))
+                yield dscores
+                yield product("rows", dscores.out, own_k)
+                yield product("keys", dscores.out.swapaxes(-1, -2), own_q)
+
+    count = threads.get_num_threads() if xp is np else 1
+    shared: dict[str, Array] = {}
+
+    def in_turn() -> tuple[Array, ...]:
+        _run(xp, prepared)
+        return ()
+
+    def worker(_: Callable[[], None]) -> Callable[[Job], None]:
+        own: dict[str, Array] = {}
+        return lambda job: _run(np, products(job, own))
+
+    def side_by_side() -> tuple[Array, ...]:
+        with threads.one_blas_thread():
+            threads.run(worker, jobs, threads=count)
+        return ()
+
+    if count > 1 and case.operations(name) > LARGE:
+        jobs = cut_jobs(case, pieces, count)
+        return side_by_side
+    prepared = [product for job in cut_jobs(case, pieces, 1) for product in products(job, shared)]
+    if count == 1:
+        return in_turn
+    jobs = cut_jobs(case, pieces, count)
+    return min(in_turn, side_by_side, key=_quickest)
+
+
+def _run(xp: Namespace, products: Iterable[Product]) -> None:
+    for a, b, out in products:
+        xp.matmul(a, b, out=out)
+
+
+def _quickest(call: Call) -> float:
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def cut_jobs(case: Case, pieces: Pieces, count: int) -> list[Job]:
+    """All pairs that the mask leaves, to rounding, in at least ``count`` jobs where there are so many heads."""
+    group, seen = case.H // case.K, case.keys_seen()
+    jobs = []
+    for entry in range(case.B):
+        for start in range(0, case.T, pieces.rows):
+            rows = slice(start, min(start + pieces.rows, case.T))
+            keys = round(float(seen[entry, rows].mean()))
+            pairs = (rows.stop - rows.start) * min(keys, pieces.keys)
+            together = max(min(pieces.pairs // max(pairs, 1), case.B * case.H // count), 1) if group == 1 else 1
+            for first in range(0, case.H, together):
+                heads = slice(first, min(first + together, case.H))
+                kv_heads = heads if group == 1 else slice(first // group, first // group + 1)
+                jobs.append(Job(entry, heads, kv_heads, rows, keys))
+    return jobs

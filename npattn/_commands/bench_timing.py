@@ -1,0 +1,128 @@
+"""Measuring: whether results agree, and times that are taken in turn so that what disturbs one disturbs all."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from npattn._arrays.namespace import Array
+from npattn._commands.bench_backends import Call
+from npattn.testing.libraries import to_numpy
+
+# The largest difference between two right results, as a share of the largest element of each: ten times what was seen.
+TOLERANCES = {"float64": 3e-14, "float32": 3e-5, "float16": 1e-2, "bfloat16": 5e-2}
+
+SAMPLE = 0.005  # seconds: a shorter call is repeated within a sample
+WARM = 0.05  # seconds: a shorter call is made once, untimed, before each sample
+LOOK, QUIET, PATIENCE = 0.005, 0.001, 0.3  # seconds: how often to look for threads that spin, what is none, how long to wait
+LONG = 2.0  # seconds: with a longer round, three must do
+MOST = 100  # repetitions
+
+
+class Disagreement(Exception):
+    """Raised when two implementations compute different things; the message says which and where."""
+
+
+def largest_difference(ours: Sequence[Array], theirs: Sequence[Array], *, dtype: str, who: str) -> float:
+    """The largest difference of any result, as a share of the largest element of that result.
+
+    Raises
+    ------
+    Disagreement
+        If it is more than the dtype's tolerance.
+    """
+    worst = 0.0
+    for result, a, b in zip(("out", "dq", "dk", "dv"), ours, theirs, strict=False):
+        own, other = (to_numpy(x).astype(np.float64, copy=False) for x in (a, b))
+        if own.shape != other.shape:
+            raise Disagreement(f"{who}: {result} has shape {other.shape}, npattn's {own.shape}")
+        share = float(np.max(np.abs(own - other)) / np.max(np.abs(own)))
+        if not share <= TOLERANCES[dtype]:  # NaN is not
+            raise Disagreement(
+                f"{who}: {result} differs from npattn's by {share:.1e} of its largest element, more than {TOLERANCES[dtype]:.0e}"
+            )
+        worst = max(worst, share)
+    return worst
+
+
+def interleave(
+    calls: Mapping[str, Call],
+    *,
+    synchronize: Callable[[], None],
+    seconds: float,
+    least: int,
+    repeat: int | None,
+    tick: Callable[[float], None],
+) -> dict[str, list[float]]:
+    """The time of every call, again and again in turn: one sample of each a round.
+
+    Parameters
+    ----------
+    calls : dict
+        They have run before.
+    synchronize : callable
+        Waits for the device.
+    seconds : float
+        About how long all of it takes, if ``least`` rounds do not take longer.
+    least : int
+        So many rounds at least, or three if a round is long.
+    repeat : int or None
+        Exactly so many rounds.
+    tick : callable
+        Called with the share that is done.
+
+    Returns
+    -------
+    dict
+        Seconds a call, for every round.
+    """
+    gc.collect()
+    gc.disable()
+    try:
+        started, guess = time.perf_counter(), {}
+        for name, call in calls.items():
+            settle()
+            guess[name] = _timed(call, 1, synchronize)
+        counts = {name: max(math.ceil(SAMPLE / max(estimate, 1e-9)), 1) for name, estimate in guess.items()}
+        round_time = time.perf_counter() - started
+        round_time += sum(estimate * (counts[name] - 1 + (estimate < WARM)) for name, estimate in guess.items())
+        rounds = repeat or max(min(int(seconds / round_time), MOST), min(least, 3) if round_time > LONG else least)
+        samples: dict[str, list[float]] = {name: [] for name in calls}
+        names = list(calls)
+        for done in range(rounds):
+            for name in names:
+                settle()
+                if guess[name] < WARM:
+                    _timed(calls[name], 1, synchronize)
+                samples[name].append(_timed(calls[name], counts[name], synchronize))
+            names = [*names[1:], names[0]]  # nobody always comes after the same one
+            tick((done + 1) / rounds)
+    finally:
+        gc.enable()
+    return samples
+
+
+def settle() -> None:
+    """Wait until nothing runs in this process: threads of BLAS and OpenMP spin for a while, looking for more work.
+
+    OpenBLAS's do so for a tenth of a second, on a CPU that the next one needs.
+    """
+    end = time.perf_counter() + PATIENCE
+    while time.perf_counter() < end:
+        before = time.process_time()
+        time.sleep(LOOK)
+        if time.process_time() - before < QUIET:
+            break
+
+
+def _timed(call: Call, count: int, synchronize: Callable[[], None]) -> float:
+    """Seconds a call, over ``count`` of them."""
+    started = time.perf_counter()
+    for _ in range(count):
+        call()
+        synchronize()
+    return (time.perf_counter() - started) / count
