@@ -60,6 +60,8 @@ def poison_stays_out(candidate: Candidate, problem: AttentionProblem) -> None:
         k=poisoned(full.k, dead_keys[..., None]),
         v=poisoned(full.v, dead_keys[..., None]),
         dout=poisoned(full.dout, dead_rows[..., None]),
+        # with a sink, a row that sees no key still has a log-sum-exp
+        dlse=full.dlse if full.dlse is None or full.sinks is not None else poisoned(full.dlse, dead_rows),
     )
     agree(poison_stays_out, candidate, problem, candidate.answer(changed)._asdict(), candidate.answer(full)._asdict())
 

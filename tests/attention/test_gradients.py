@@ -44,7 +44,7 @@ def test_finite_differences(problem, path):
 
 
 @given(problem=attention_problems(max_side=12))
-@settings(max_examples=2000)
+@settings(max_examples=1000)
 @pytest.mark.slow
 def test_finite_differences_of_many(problem):
     gradients_are_derivatives(OURS, problem)
@@ -97,7 +97,7 @@ def test_jax_differentiates_our_forward(case):
 
 
 @given(problem=attention_problems(max_side=4))
-@settings(max_examples=60)
+@settings(max_examples=25)
 @pytest.mark.slow
 def test_jax_differentiates_our_forward_of_many(problem):
     agrees_with_autodiff(autodiff_candidate(library_or_skip("jax")), problem)

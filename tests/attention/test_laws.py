@@ -83,7 +83,7 @@ def test_other_libraries(elsewhere, name):
 
 
 @given(problem=attention_problems(empty=True, layouts=LAYOUTS))
-@settings(max_examples=200)
+@settings(max_examples=60)
 @pytest.mark.slow
 def test_every_law_at_once(problem):
     for name, law in LAWS.items():
