@@ -41,6 +41,7 @@ from npattn._attention.steps import (
     attention_weights,
 )
 from npattn.layers.dropout import Dropout
+from npattn.layers.positions import Rotary
 
 __version__ = "0.1.0"
 
@@ -59,6 +60,7 @@ __all__ = [
     "MultiHeadAttentionSteps",
     "MultiHeadAttentionStepsBackward",
     "MultiHeadParams",
+    "Rotary",
     "alibi_bias",
     "attention",
     "attention_backward",
