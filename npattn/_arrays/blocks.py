@@ -8,6 +8,7 @@ shapes alone, and totals are added in order: the same bits from any number of th
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -18,8 +19,9 @@ from npattn._arrays.namespace import Array, Namespace
 
 Results: TypeAlias = tuple[Array | None, ...]
 
-# With a formula's intermediates, a core's second-level cache. NumPy reuses the memory of unnamed intermediates from this size on.
-BLOCK = 1 << 18  # bytes
+# A few of a formula's intermediates fit a core's second-level cache, and a pass takes long enough that threads seldom wait for
+# Python's lock. NumPy reuses the memory of unnamed intermediates of this size.
+BLOCK = 1 << 19  # bytes
 
 
 def map_rows(f: Callable[..., Results], *arrays: Array, xp: Namespace, totals: int = 0) -> Results:
@@ -29,36 +31,47 @@ def map_rows(f: Callable[..., Results], *arrays: Array, xp: Namespace, totals: i
     new arrays. ``f`` runs without floating-point warnings.
     """
     count = arrays[0].shape[0]
-    with np.errstate(all="ignore"):
-        step = _rows_per_block(arrays[0]) if xp is np else count
-        if count <= step:
+    step = _rows_per_block(arrays[0]) if xp is np else count
+    if count <= step:
+        with np.errstate(all="ignore"):
             return f(*arrays)
-        first = f(*(array[:step] for array in arrays))
-    rows = first[: len(first) - totals]
-    whole = [None if part is None else np.empty((count, *part.shape[1:]), dtype=part.dtype) for part in rows]
-    sums: list[Results] = [()] * -(-count // step)
-    _put(whole, first, slice(0, step))
-    sums[0] = first[len(rows) :]
+    done = _Results(count, -(-count // step), totals)
 
     def worker(_check: Callable[[], None]) -> Callable[[int], None]:
         def work(n: int) -> None:
             part = slice(n * step, (n + 1) * step)
             with np.errstate(all="ignore"):
-                results = f(*(array[part] for array in arrays))
-            _put(whole, results, part)
-            sums[n] = results[len(rows) :]
+                done.put(n, part, f(*(array[part] for array in arrays)))
 
         return work
 
-    threads.run(worker, range(1, len(sums)), threads=threads.get_num_threads())
-    return (*whole, *(_add(parts) for parts in zip(*sums, strict=True)))
+    threads.run(worker, range(-(-count // step)), threads=threads.get_num_threads())
+    return done.whole()
 
 
-def map_elements(f: Callable[..., Results], *arrays: Array, xp: Namespace) -> Results:
-    """``f(*arrays)`` for an ``f`` that treats every element of arrays of one shape by itself."""
-    shape = arrays[0].shape
-    flat = map_rows(f, *(xp.reshape(array, (-1,)) for array in arrays), xp=xp)
-    return tuple(None if x is None else xp.reshape(x, shape) for x in flat)
+class _Results:
+    """The results of all blocks, put together by whichever thread has one."""
+
+    def __init__(self, rows: int, blocks: int, totals: int) -> None:
+        self.count = rows
+        self.totals = totals
+        self.rows: list[Any] | None = None  # whose shapes and dtypes the first block tells
+        self.sums: list[Results] = [()] * blocks
+        self.lock = threading.Lock()
+
+    def put(self, n: int, part: slice, results: Results) -> None:
+        rows = results[: len(results) - self.totals]
+        self.sums[n] = results[len(rows) :]
+        with self.lock:
+            if self.rows is None:
+                self.rows = [None if x is None else np.empty((self.count, *x.shape[1:]), dtype=x.dtype) for x in rows]
+        for whole, x in zip(self.rows, rows, strict=True):
+            if x is not None:
+                whole[part] = x
+
+    def whole(self) -> Results:
+        sums = (None if parts[0] is None else np.sum(np.stack(parts), axis=0) for parts in zip(*self.sums, strict=True))
+        return (*(self.rows or ()), *sums)
 
 
 def _rows_per_block(array: Array) -> int:
@@ -66,11 +79,8 @@ def _rows_per_block(array: Array) -> int:
     return max(1, BLOCK // max(1, row))
 
 
-def _put(whole: list[Any], results: Results, part: slice) -> None:
-    for array, result in zip(whole, results, strict=False):
-        if array is not None:
-            array[part] = result
-
-
-def _add(parts: tuple[Array | None, ...]) -> Array | None:
-    return None if parts[0] is None else np.sum(np.stack(parts), axis=0)  # type: ignore[arg-type]
+def map_elements(f: Callable[..., Results], *arrays: Array, xp: Namespace) -> Results:
+    """``f(*arrays)`` for an ``f`` that treats every element of arrays of one shape by itself."""
+    shape = arrays[0].shape
+    flat = map_rows(f, *(xp.reshape(array, (-1,)) for array in arrays), xp=xp)
+    return tuple(None if x is None else xp.reshape(x, shape) for x in flat)

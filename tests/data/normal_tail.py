@@ -90,9 +90,13 @@ def main() -> None:
         p, q, worst = quotient(*degrees, end)
         print(f"{dtype}, largest relative error {worst:.2g}", *p, "", *q, "", sep="\n")
     doubles, singles = numbers()
-    arrays = {"float64_x": doubles, "float64_cdf": distribution(doubles)}
-    arrays |= {"float32_x": singles, "float32_cdf": distribution(singles)}
-    np.savez_compressed(Path(__file__).with_suffix(".npz"), **arrays)
+    np.savez_compressed(
+        Path(__file__).with_suffix(".npz"),
+        float64_x=doubles,
+        float64_cdf=distribution(doubles),
+        float32_x=singles,
+        float32_cdf=distribution(singles),
+    )
 
 
 if __name__ == "__main__":
