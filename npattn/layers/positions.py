@@ -96,7 +96,8 @@ class Rotary(NamedTuple):
     size : int, optional
         Only the first ``size`` features turn; all by default.
     positions : int or integer array (..., T), optional
-        The position of the first row, or of every row, where the leading axes are those before the head axis.
+        The position of the first row (also as an array without axes, such as a number on a device), or of every row, where the
+        leading axes are those before the head axis.
     key_positions : int or integer array (..., S), optional
         Those of the keys in `npattn.multi_head_attention`; ``positions`` by default.
 

@@ -262,6 +262,15 @@ def test_saved_holds_no_array_of_the_size_of_x():
     assert saved.shape == (2, 3, 5, 4)
     assert saved.dtype == np.float64
     assert saved.rotary.size == 4
+    assert repr(rotate_backward(np.ones((2, 3, 5, 4)), saved)) == "RotateGrads(dx=float64[2, 3, 5, 4])"
+
+
+def test_a_setting_stands_beside_parameters():
+    """It can be compared and hashed, and has its own positions for keys."""
+    assert Rotary(size=4) == Rotary(size=4)
+    assert len({Rotary(), Rotary(base=10000.0), Rotary(base=10.0)}) == 2
+    assert Rotary(positions=3).of_keys().positions == 3
+    assert Rotary(positions=3, key_positions=0).of_keys().positions == 0
 
 
 def test_cotangents_that_do_not_fit():
