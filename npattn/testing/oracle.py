@@ -22,7 +22,6 @@ class NaiveForward(NamedTuple):
     out: Array  # (..., H, T, E)
     lse: Array  # (..., H, T)
     weights: Array  # (..., H, T, S), before dropout; 0 where a query may not look
-    largest: float  # the largest |biased score| that is finite and visible, 0 if there is none
 
 
 class NaiveGrads(NamedTuple):
@@ -41,7 +40,6 @@ class _Row(NamedTuple):
 
     keys: Array  # their indices
     capped: Array
-    biased: Array
     weights: Array
     sink_weight: Any
     factors: Array
@@ -108,13 +106,13 @@ class _Loops:
         factors = np.ones(len(keys), dtype=self.dtype) if self.factors is None else self.factors[(*b, h, i)][keys]
         if everything.size == 0 or (everything == -np.inf).all():  # a dead row
             zeros = np.zeros(len(keys), dtype=self.dtype)
-            return _Row(keys, capped, biased, zeros, self.dtype.type(0), factors, self.dtype.type(-np.inf))
+            return _Row(keys, capped, zeros, self.dtype.type(0), factors, self.dtype.type(-np.inf))
         largest = everything.max()
         exponentials = np.exp(everything - largest)
         weights = exponentials / exponentials.sum()
         lse = largest + np.log(exponentials.sum())
         sink_weight = self.dtype.type(0) if sink is None else weights[-1]
-        return _Row(keys, capped, biased, weights[: len(keys)], sink_weight, factors, lse)
+        return _Row(keys, capped, weights[: len(keys)], sink_weight, factors, lse)
 
 
 def naive_forward(
@@ -152,13 +150,12 @@ def naive_forward(
     Returns
     -------
     NaiveForward
-        out, lse, weights, and the largest biased score.
+        out, lse and weights.
     """
     loops = _Loops(q, k, v, mask, bias, scale, softcap, sinks, factors, dtype)
     out = np.zeros((*loops.pairs[:-1], loops.value_size), dtype=dtype)
     lse = np.zeros(loops.pairs[:-1], dtype=dtype)
     weights = np.zeros(loops.pairs, dtype=dtype)
-    largest = 0.0
     with np.errstate(all="ignore"):
         for b, h, i in loops:
             row = loops.row(b, h, i)
@@ -166,11 +163,9 @@ def naive_forward(
             lse[(*b, h, i)] = row.lse
             if len(row.keys):
                 out[(*b, h, i)] = (row.weights * row.factors) @ loops.v[(*b, loops.kv_head(h))][row.keys]
-                finite = row.biased[np.isfinite(row.biased)]
-                largest = max(largest, float(np.abs(finite).max(initial=0)))
     if loops.flat:
         out, lse, weights = out[0], lse[0], weights[0]
-    return NaiveForward(out, lse, weights, largest)
+    return NaiveForward(out, lse, weights)
 
 
 def naive_backward(

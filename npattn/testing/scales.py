@@ -13,7 +13,6 @@ differentiation (`autodiff_bound`), and float32 against float64 (`precision_boun
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from npattn._attention.biases import LazyBias
 from npattn.testing.candidates import Answer
 from npattn.testing.dense import dense_bias, lazy_bias_scale
 from npattn.testing.oracle import naive_forward
+from npattn.testing.parts import default_scale
 from npattn.testing.problems import AttentionProblem, bias_with
 
 DIFFERENCE = 1e-8  # of Σ|t|·scale: what finite differences with Richardson extrapolation are good for in float64
@@ -33,7 +33,7 @@ class Scales(NamedTuple):
     """The scale of every result, and the size of the scores."""
 
     of: Answer
-    largest: float  # the largest |biased score|
+    largest: float  # the largest biased score, on absolute values too: a small one may be the sum of large terms
     unweighted: Answer  # what a weight is multiplied by, at most: a weight may underflow
     factor: float  # what any intermediate number is multiplied by, at most: it may be below the normal numbers
 
@@ -51,53 +51,65 @@ def attention_scales(problem: AttentionProblem) -> Scales:
     Scales
         In float64.
     """
-    options = problem.dense_options()
-    done = naive_forward(problem.q, problem.k, problem.v, **options)
-    pairs, lead, kv_heads = problem.pairs, problem.lead, problem.kv_heads
-    group = problem.heads // kv_heads if kv_heads else 1
+    done = naive_forward(problem.q, problem.k, problem.v, **problem.dense_options())
+    pairs, lead = problem.pairs, problem.lead
+    group = problem.heads // problem.kv_heads if problem.kv_heads else 1
+    weights, lse, factors = done.weights.reshape(pairs), done.lse.reshape(pairs[:-1]), problem.factors()
+    q, k, v, dout, dlse = _absolute_values(problem)
 
-    def whole(x: Array, heads: int) -> Array:
-        x = np.abs(np.asarray(x, dtype=np.float64))
-        return np.broadcast_to(x, (*lead, heads, *x.shape[-2:]))
-
-    q, k, v = whole(problem.q, problem.heads), *(np.repeat(whole(x, kv_heads), group, axis=-3) for x in (problem.k, problem.v))
-    dout = np.abs(np.asarray(problem.dout, dtype=np.float64)).reshape(*pairs[:-1], v.shape[-1])
-    dlse = (
-        np.zeros(pairs[:-1]) if problem.dlse is None else np.abs(np.asarray(problem.dlse, dtype=np.float64)).reshape(pairs[:-1])
-    )
-    weights = done.weights.reshape(pairs)
-    # what no query sees, and the queries that see nothing, may be anything
-    live = weights.any(axis=-1)
-    dout, dlse = np.where(live[..., None], dout, 0), np.where(np.isfinite(dlse), dlse, 0)
-    seen = weights.any(axis=-2)[..., None]
-    k, v, q = np.where(seen, k, 0), np.where(seen, v, 0), np.where(live[..., None], q, 0)
-
-    factors = problem.factors()
+    scale = abs(default_scale(problem))
     dropped = weights if factors is None else weights * factors
     shares = dropped * (dout @ np.swapaxes(v, -1, -2))  # W∘P
     rows = shares.sum(axis=-1, keepdims=True)
     dbiased = shares + weights * (rows + dlse[..., None])
-    scale = abs((1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0) if problem.scale is None else problem.scale)
     dsinks = None
     if problem.sinks is not None:
         sink = np.asarray(problem.sinks, dtype=np.float64)[:, None]
-        lse = done.lse.reshape(pairs[:-1])
         sink_weights = np.exp(sink - np.where(lse == -np.inf, np.inf, lse))
         dsinks = (sink_weights * (rows[..., 0] + dlse)).sum(axis=(*range(len(lead)), -1))
     rows_shape = pairs[:-1] if problem.has_heads else pairs[-2:-1]
     return Scales(
         Answer(
             (dropped @ v).reshape(*rows_shape, v.shape[-1]),
-            1 + np.abs(np.where(np.isfinite(done.lse), done.lse, 0)).reshape(rows_shape),
+            1 + np.abs(np.where(np.isfinite(lse), lse, 0)).reshape(rows_shape),
             _back(scale * (dbiased @ k), problem.q.shape),
             _back(_ungroup(scale * (np.swapaxes(dbiased, -1, -2) @ q), group), problem.k.shape),
             _back(_ungroup(np.swapaxes(dropped, -1, -2) @ dout, group), problem.v.shape),
             _bias_scale(problem, dbiased),
             dsinks,
         ),
-        done.largest,
+        _largest_score(problem, scale * (q @ np.swapaxes(k, -1, -2))),
         *_factors(scale, [float(x.max(initial=0)) for x in (q, k, v, dout, dlse)], max(*pairs[-2:], v.shape[-1]) ** 2),
     )
+
+
+def _absolute_values(problem: AttentionProblem) -> tuple[Array, ...]:
+    """|q|, |k|, |v|, |dout|, |dlse| of every head; 0 where no query sees and where one sees nothing: there may be anything."""
+    lead, heads, kv_heads, rows = problem.lead, problem.heads, problem.kv_heads, problem.pairs[:-1]
+    seen = problem.visible()
+    live, looked_at = seen.any(axis=-1)[..., None], seen.any(axis=-2)[..., None]
+
+    def whole(x: Array, count: int) -> Array:
+        x = np.abs(np.asarray(x, dtype=np.float64))
+        x = np.broadcast_to(x, (*lead, count, *x.shape[-2:]))
+        return x if count == heads else np.repeat(x, heads // max(count, 1), axis=-3)
+
+    dout = np.abs(np.asarray(problem.dout, dtype=np.float64)).reshape(*rows, problem.v.shape[-1])
+    dlse = np.abs(np.asarray(np.zeros(rows) if problem.dlse is None else problem.dlse, dtype=np.float64)).reshape(rows)
+    return (
+        np.where(live, whole(problem.q, heads), 0),
+        np.where(looked_at, whole(problem.k, kv_heads), 0),
+        np.where(looked_at, whole(problem.v, kv_heads), 0),
+        np.where(live, dout, 0),
+        np.where(np.isfinite(dlse), dlse, 0),
+    )
+
+
+def _largest_score(problem: AttentionProblem, scores: Array) -> float:
+    """The largest score that some query sees, of absolute values, and what its bias adds."""
+    seen, bias = problem.visible(), problem.dense_bias()
+    sizes = scores if bias is None else scores + np.where(np.isfinite(bias), np.abs(bias), 0)
+    return float(np.broadcast_to(sizes, problem.pairs)[seen].max(initial=0))
 
 
 def _factors(scale: float, largest: list[float], count: int) -> tuple[Answer, float]:
@@ -147,8 +159,9 @@ def difference_step(problem: AttentionProblem, directions: dict[str, Array]) -> 
 
     q, k = whole(problem.q, heads), whole(problem.k, kv_heads)
     tq, tk = whole(directions["q"], heads), whole(directions["k"], kv_heads)
-    scale = (1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0) if problem.scale is None else problem.scale
-    change = np.abs(scale * (tq @ np.swapaxes(k, -1, -2) + q @ np.swapaxes(tk, -1, -2))) / min(problem.softcap or 1, 1)
+    change = np.abs(default_scale(problem) * (tq @ np.swapaxes(k, -1, -2) + q @ np.swapaxes(tk, -1, -2))) / min(
+        problem.softcap or 1, 1
+    )
     if "bias" in directions:
         t = directions["bias"]
         lazy = isinstance(problem.bias, LazyBias)

@@ -24,7 +24,6 @@ def test_two_keys_by_hand():
     np.testing.assert_allclose(done.weights, [[p, 1 - p]], rtol=1e-14)
     np.testing.assert_allclose(done.out, [[10 * p + 4 * (1 - p)]], rtol=1e-14)
     np.testing.assert_allclose(done.lse, [4 + math.log(1 + math.exp(-2))], rtol=1e-14)
-    assert done.largest == 4
     # d out / d scores = p (1 - p) (10 - 4) for the first key, minus that for the second
     slope = p * (1 - p) * 6
     grads = naive_backward([[1.0]], [[2.0]], [[2.0], [1.0]], [[10.0], [4.0]], dlse=[1.0])
@@ -36,9 +35,10 @@ def test_two_keys_by_hand():
 
 def test_options_by_hand():
     q, k, v = [[1.0]], [[3.0], [1.0]], [[1.0], [0.0]]
-    assert naive_forward(q, k, v, scale=0.5).largest == 1.5
-    assert naive_forward(q, k, v, softcap=2.0).largest == pytest.approx(2 * math.tanh(1.5))
-    assert naive_forward(q, k, v, bias=[[-3.0, 5.0]]).largest == 6
+    first = {"mask": [[True, False]]}  # of one key, the log-sum-exp is its score
+    assert naive_forward(q, k, v, scale=0.5, **first).lse == [1.5]
+    assert naive_forward(q, k, v, softcap=2.0, **first).lse == pytest.approx(2 * math.tanh(1.5))
+    assert naive_forward(q, k, v, bias=[[-3.0, 5.0]], **first).lse == [0]
     np.testing.assert_allclose(naive_forward(q, k, v, mask=[[False, True]]).out, [[0.0]])
     np.testing.assert_allclose(naive_forward(q, k, v, sinks=[3.0]).weights.sum(), 1 - 1 / (2 + math.exp(-2)))
     np.testing.assert_allclose(naive_forward(q, k, v, factors=[[2.0, 0.0]]).out, [[2 / (1 + math.exp(-2))]])
