@@ -8,9 +8,10 @@ import numpy as np
 
 from npattn.testing.candidates import Answer, Candidate
 from npattn.testing.gradients import check_backward
+from npattn.testing.inputs import bias_with
 from npattn.testing.law import agree, broken, given_by, law, tolerances
 from npattn.testing.parts import whole
-from npattn.testing.problems import AttentionProblem, bias_with
+from npattn.testing.problems import AttentionProblem
 from npattn.testing.scales import attention_scales, difference_bound, difference_step
 from npattn.testing.vector_trees import Vectors
 

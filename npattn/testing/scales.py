@@ -21,9 +21,10 @@ from npattn._arrays.namespace import Array
 from npattn._attention.biases import LazyBias
 from npattn.testing.candidates import Answer
 from npattn.testing.dense import dense_bias, lazy_bias_scale
+from npattn.testing.inputs import bias_with
 from npattn.testing.oracle import naive_forward
 from npattn.testing.parts import default_scale
-from npattn.testing.problems import AttentionProblem, bias_with
+from npattn.testing.problems import AttentionProblem
 
 DIFFERENCE = 1e-8  # of Σ|t|·scale: what finite differences with Richardson extrapolation are good for in float64
 AUTODIFF = 45  # roundings of (1 + largest |biased|)·scale: 1e-14 in float64

@@ -6,8 +6,9 @@ from typing import Any
 
 from npattn import attention_forward
 from npattn.testing.candidates import Answer, Candidate, Run
+from npattn.testing.inputs import bias_with
 from npattn.testing.libraries import Library
-from npattn.testing.problems import AttentionProblem, bias_with
+from npattn.testing.problems import AttentionProblem
 
 
 def autodiff_candidate(library: Library) -> Candidate:

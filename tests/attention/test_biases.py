@@ -26,9 +26,10 @@ from npattn._attention.place import Place
 from npattn._attention.tiling import forced
 from npattn.testing.dense import dense_bias, t5_bucket
 from npattn.testing.gradients import check_backward
+from npattn.testing.inputs import bias_with
 from npattn.testing.laws import is_what_the_loops_say
 from npattn.testing.libraries import asarray, open_library, to_numpy
-from npattn.testing.problems import Alibi, Relative, attention_problem, bias_with
+from npattn.testing.problems import Alibi, Relative, attention_problem
 from npattn.testing.strategies import attention_problems, broadcastable_shapes
 
 from .paths import CANDIDATES, PATHS

@@ -11,10 +11,11 @@ import npattn
 import npattn.testing
 from npattn import Dropout, causal_mask
 from npattn.testing import Alibi, AttentionProblem, Relative, attention_problem, attention_problems, multiples_of, naive
+from npattn.testing.inputs import mask_in
 from npattn.testing.layouts import LAYOUTS, laid_out
 from npattn.testing.libraries import to_numpy
 from npattn.testing.parts import narrowed, part, whole
-from npattn.testing.problems import EXTREMES, mask_in
+from npattn.testing.problems import EXTREMES
 
 NAMES = {**vars(npattn), **{name: getattr(npattn.testing, name) for name in npattn.testing.__all__}, "np": np}
 
