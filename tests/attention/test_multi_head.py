@@ -33,9 +33,9 @@ from npattn._arrays.trees import tree_items, tree_leaves
 from npattn.layers import Rotary, rotate
 from npattn.testing.dense import dense_bias, dense_mask
 from npattn.testing.gradients import check_backward
+from npattn.testing.inputs import bias_with
 from npattn.testing.libraries import asarray, open_library, to_numpy
 from npattn.testing.oracle import naive_forward
-from npattn.testing.inputs import bias_with
 from npattn.testing.strategies import broadcastable_shapes, mask_trees
 
 DATA = Path(__file__).parent.parent / "data"
