@@ -131,8 +131,14 @@ def check_jvp(
         As in `check_backward`; every argument is floating.
     backward : callable, optional
         ``backward(dout) -> grads`` at these arguments: the adjoint identity <u, Jv> = <Jᵀu, v> is checked to rounding.
-    directions, step, rtol, seed
-        As in `check_backward`.
+    directions : int, optional
+        How many random tangents to try.
+    step : float, optional
+        The step of the differences.
+    rtol : float, optional
+        Relative to the largest element of each output's change.
+    seed : int, optional
+        Of tangents and cotangents.
 
     Raises
     ------
@@ -192,8 +198,12 @@ def check_symmetric(
         ``gradient(x)``, the gradient of a scalar function.
     x : float64 array
         Where to look.
-    step, rtol, seed
-        As in `check_backward`.
+    step : float, optional
+        The step of the differences.
+    rtol : float, optional
+        Relative to the sum of the absolute terms of both sides.
+    seed : int, optional
+        Of the two directions.
 
     Raises
     ------

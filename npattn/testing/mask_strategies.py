@@ -45,8 +45,6 @@ def mask_trees(
 
     Parameters
     ----------
-    draw : DrawFn
-        Given by Hypothesis.
     lead : tuple of int
         The leading axes of the problem.
     H, T, S : int

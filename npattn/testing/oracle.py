@@ -189,10 +189,22 @@ def naive_backward(
     ----------
     dout : array (..., H, T, E)
         The cotangent of out.
-    q, k, v, mask, bias, scale, softcap, sinks, factors, dtype
+    q, k, v : array (..., H, T, D), (..., K, S, D), (..., K, S, E)
         As in `naive_forward`.
     dlse : array (..., H, T), optional
         The cotangent of the log-sum-exp.
+    mask : bool array, optional
+        As in `naive_forward`, and so are all others.
+    bias : array, optional
+        Broadcasts to (..., H, T, S).
+    scale, softcap : float, optional
+        As in ``npattn.attention``.
+    sinks : array (H,), optional
+        One logit a head.
+    factors : array, optional
+        Dropout's.
+    dtype : dtype, optional
+        The precision of every step.
 
     Returns
     -------

@@ -175,7 +175,20 @@ def difference_step(problem: AttentionProblem, directions: dict[str, Array]) -> 
 
 
 def difference_bound(scales: Scales, directions: dict[str, Array]) -> float:
-    """Finite differences on ordinary draws: 1e-8·Σ|t|·scale, over the inputs that move."""
+    """Finite differences on ordinary draws: 1e-8·Σ|t|·scale, over the inputs that move.
+
+    Parameters
+    ----------
+    scales : Scales
+        Of the problem, with the cotangents in question.
+    directions : dict of arrays
+        By name, as `difference_step` takes them.
+
+    Returns
+    -------
+    float
+        How far <g, J t> by differences and <t, backward(g)> may be apart.
+    """
     of = scales.of.given()
     return DIFFERENCE * sum(float((np.abs(t) * of[f"d{name}"]).sum()) for name, t in directions.items())
 
@@ -184,6 +197,20 @@ def autodiff_bound(scales: Scales, name: str, dtype: Any = np.float64) -> Array:
     """Another exact way to the same number, on any draw: 1e-14·(1 + largest |biased|)·scale in float64.
 
     And what numbers below the smallest normal one may be off by.
+
+    Parameters
+    ----------
+    scales : Scales
+        Of the problem.
+    name : str
+        Which result: out, lse, dq, …
+    dtype : dtype, optional
+        The precision that both were computed in.
+
+    Returns
+    -------
+    array
+        The bound of every element.
     """
     info = np.finfo(dtype)
     rounding = AUTODIFF * float(info.eps) * (1 + scales.largest) * np.asarray(getattr(scales.of, name))

@@ -74,8 +74,6 @@ def attention_problems(
 
     Parameters
     ----------
-    draw : DrawFn
-        Given by Hypothesis.
     dtypes : sequence of str, optional
         Of the arrays.
     masks : sequence of str, optional
