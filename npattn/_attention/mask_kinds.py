@@ -195,8 +195,13 @@ class _Band(Mask):
         """``i + offset + side`` of every query; on the host a far offset and a far side may cancel."""
         own, shift = place.query_positions(xp, device, xp.int32), self._shift(place)
         if isinstance(shift, np.ndarray):
-            return own + _batch_pairs(np.asarray(shift + side), xp, device)
+            if shift.ndim == 0:
+                return own + max(min(int(shift) + side, _FAR), -_FAR)
+            return own + _batch_pairs(shift + side, xp, device)
         return own + _batch_pairs(shift, xp, device) + max(min(side, _FAR), -_FAR)
+
+    def is_tight(self) -> bool:
+        return self.offset is None or (isinstance(self.offset, np.ndarray) and self.offset.ndim == 0)
 
     def arrays(self) -> Iterator[Array]:
         return _device_arrays(self.offset)

@@ -189,6 +189,10 @@ class Mask:
         """How visible the keys of ``place`` are to its queries: runs that cover them, in order. Host data only."""
         raise NotImplementedError
 
+    def is_tight(self) -> bool:
+        """Whether every key of the runs that are not NONE is known to be seen by one of the queries, in every batch entry."""
+        return False
+
     def visible(self, place: Place, xp: Namespace, device: Any) -> Array:
         """The pairs of ``place``, boolean, broadcasting to (..., K, G, T, S)."""
         raise NotImplementedError

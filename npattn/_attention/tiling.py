@@ -65,7 +65,9 @@ def choose_sizes(problem: Problem) -> Sizes:
     if problem.xp is np:
         if math.prod(problem.whole) <= SMALL_PAIRS:
             return ONE_TILE
-        return Sizes(rows=256, keys=1024, pairs=1 << 16, plain=False, keep=_room_to_keep(problem))
+        # few rows follow the edge of a mask more closely; many rows make faster products
+        rows = 512 if problem.options.mask is None else 256
+        return Sizes(rows=rows, keys=1024, pairs=1 << 18, plain=False, keep=_room_to_keep(problem))
     heads = max(math.prod(problem.lead) * problem.kv_heads, 1)
     keys = 1 << 14
     rows = max((1 << 24) // (heads * min(max(problem.keys, 1), keys)), 1)
@@ -235,20 +237,27 @@ def _parts(place: Place, shape: tuple[int, ...]) -> tuple[slice, ...]:
 def unit_tiles(problem: Problem, unit: Place, sizes: Sizes, ops: Ops) -> Iterable[Tile]:
     """The tiles of a unit in order."""
     if sizes is ONE_TILE:
-        return (make_tile(problem, unit, [] if problem.options.mask is None else [unit.keys], ops),) if problem.keys else ()
-    return (make_tile(problem, unit._replace(keys=keys), mixed, ops) for keys, mixed in key_tiles(problem, unit, sizes))
+        mixed = [] if problem.options.mask is None else [unit.keys]
+        return (make_tile(problem, unit, mixed, ops, trimmed=False),) if problem.keys else ()
+    tiles = key_tiles(problem, unit, sizes)
+    return (make_tile(problem, unit._replace(keys=keys), mixed, ops, trimmed=True) for keys, mixed in tiles)
 
 
-def make_tile(problem: Problem, place: Place, mixed: list[slice], ops: Ops) -> Tile:
-    """A tile, with what stands at keys that none of its rows sees set to 0."""
+def make_tile(problem: Problem, place: Place, mixed: list[slice], ops: Ops, *, trimmed: bool) -> Tile:
+    """A tile, with what stands at keys that none of its rows sees set to 0; ``trimmed``: its keys come from the mask's runs."""
     options = problem.options
     k, v = unit_keys(problem, place)
     if options.mask is None and options.bias is None and options.dropout is None:
         return Tile(place, ops.load(k, "k"), ops.load(v, "v"), _BARE if options.softcap is None else Terms(options.softcap))
     bias = None if options.bias is None else unit_bias(problem, place)
     hidden = hidden_pairs(problem, place, mixed, bias)
-    live_rows, live_keys = _live(problem, place, hidden)
-    terms = Terms(options.softcap, bias, hidden, live_rows, dropout_factors(problem, place))
+    # a band of keys that came from the mask's runs has no key that nobody sees; else what stands there must be kept out
+    live_keys = (
+        None
+        if trimmed and bias is None and options.mask is not None and options.mask.is_tight()
+        else _live_keys(problem, place, hidden)
+    )
+    terms = Terms(options.softcap, bias, hidden, _live_rows(problem, place, hidden), dropout_factors(problem, place))
     return Tile(place, ops.load(k, "k", live=live_keys), ops.load(v, "v", live=live_keys), terms)
 
 
@@ -289,27 +298,30 @@ def _visible(problem: Problem, place: Place) -> Array:
     return place.fold_rows(mask.visible(place, problem.xp, problem.device), problem.xp)
 
 
-def _live(problem: Problem, place: Place, hidden: list[Hidden]) -> tuple[Array | None, Array | None]:
-    """Which rows see a key of the tile (..., rows, 1), and which keys are seen (..., keys, 1); None for all of them."""
+def _live_rows(problem: Problem, place: Place, hidden: list[Hidden]) -> Array | None:
+    """Which rows see a key of the tile, (..., rows, 1); None for all of them."""
+    if sum(part.stop - part.start for part in hidden) < place.keys.stop - place.keys.start:
+        return None  # there is a key that every row sees
+    rows = None
+    for part in hidden:
+        seen = problem.xp.any(~part.pairs, axis=-1, keepdims=True)
+        rows = seen if rows is None else rows | seen
+    return None if problem.xp is np and rows is not None and rows.all() else rows  # host arrays may be looked at
+
+
+def _live_keys(problem: Problem, place: Place, hidden: list[Hidden]) -> Array | None:
+    """Which keys are seen by a row of the tile, (..., keys, 1); None for all of them."""
     xp = problem.xp
     if not hidden:
-        return None, None
+        return None
     length = place.keys.stop - place.keys.start
-    rows = None
-    if sum(h.stop - h.start for h in hidden) == length:  # no key that every row sees
-        for part in hidden:
-            seen = xp.any(~part.pairs, axis=-1, keepdims=True)
-            rows = seen if rows is None else rows | seen
     pieces, at = [], 0
     for part in [*hidden, Hidden(length, length, hidden[-1].pairs[..., :0])]:
         seen = xp.any(~part.pairs, axis=-2)
         pieces += [xp.ones((*seen.shape[:-1], part.start - at), dtype=xp.bool, device=problem.device), seen]
         at = part.stop
     keys = xp.concat(pieces, axis=-1)[..., None]
-    if xp is np:  # host arrays may be looked at
-        rows = None if rows is None or rows.all() else rows
-        keys = None if keys.all() else keys
-    return rows, keys
+    return None if xp is np and keys.all() else keys
 
 
 def dropout_factors(problem: Problem, place: Place) -> Array | None:
