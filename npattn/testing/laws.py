@@ -18,6 +18,7 @@ from npattn.testing.mask_laws import (
     dead_rows_are_zero,
     decoding_is_the_whole,
     poison_stays_out,
+    poison_stays_where_it_is_seen,
     unseen_keys_leave_no_trace,
 )
 from npattn.testing.state_laws import (
@@ -71,6 +72,7 @@ __all__ = [
     "nothing_is_shared",
     "outputs_lie_between_the_values",
     "poison_stays_out",
+    "poison_stays_where_it_is_seen",
     "products_with_gradients_agree",
     "queries_are_independent",
     "repeated_keys_share_their_weight",

@@ -16,24 +16,27 @@ from npattn.testing.problems import AttentionProblem
 
 @law
 def unseen_keys_leave_no_trace(candidate: Candidate, problem: AttentionProblem) -> None:
-    """Other finite numbers at the keys that query i may not see change no bit of out_i: the future does not leak.
+    """Other finite numbers at the keys that query i may not see change no bit of out_i and dq_i: the future does not leak.
 
-    Catches a diagonal that is off by one, a mask that is added as a large number instead of selecting, and a choice of path that
-    is made from contents.
+    Catches a diagonal that is off by one, a mask that is added as a large number instead of selecting, a derivative that is
+    multiplied by 0 instead of selected, and a choice of path that is made from contents.
     """
     full = whole(problem)
-    rng, seen, plain = problem.rng("unseen"), full.visible(), candidate.out(full)
+    rng, seen, plain = problem.rng("unseen"), full.visible(), candidate.answer(full)
     rows = list(np.ndindex(*full.pairs[:-1]))
     group = full.heads // max(full.kv_heads, 1)
     for row in [rows[int(n)] for n in rng.choice(len(rows), min(len(rows), 2), replace=False)] if rows else []:
         *batch, head, _ = row
         hidden = np.flatnonzero(~seen[row])
         k, v = full.k.copy(), full.v.copy()
-        for x in (k, v):  # from order 1 to numbers whose products overflow
-            size = float(np.finfo(x.dtype).max) ** rng.uniform(0, 0.9)
+        for x in (k, v):  # from order 1 to numbers whose sums overflow
+            size = 0.9 * float(np.finfo(x.dtype).max) ** rng.uniform()
             x[(*batch, head // group)][hidden] = rng.uniform(-size, size, (len(hidden), x.shape[-1])).astype(x.dtype)
-        got = candidate.out(full.replace(k=k, v=v))
-        agree(unseen_keys_leave_no_trace, candidate, problem, {"out": got[row]}, {"out": plain[row]})
+        got = candidate.answer(full.replace(k=k, v=v))
+        mine, wanted = (
+            {name: getattr(x, name)[row] for name in ("out", "dq") if getattr(x, name) is not None} for x in (got, plain)
+        )
+        agree(unseen_keys_leave_no_trace, candidate, problem, mine, wanted)
 
 
 @law
@@ -64,6 +67,33 @@ def poison_stays_out(candidate: Candidate, problem: AttentionProblem) -> None:
         dlse=full.dlse if full.dlse is None or full.sinks is not None else poisoned(full.dlse, dead_rows),
     )
     agree(poison_stays_out, candidate, problem, candidate.answer(changed)._asdict(), candidate.answer(full)._asdict())
+
+
+@law
+def poison_stays_where_it_is_seen(candidate: Candidate, problem: AttentionProblem) -> None:
+    """NaN at a key changes no bit of the out, lse and dq of a head and batch entry in which no query sees that key.
+
+    Catches grouped heads and batch entries that share a tile or a key although they may see different ones.
+    """
+    rng, seen = problem.rng("seen poison"), problem.visible()
+    lead, (heads, _, keys), kv_heads = problem.lead, problem.pairs[-3:], problem.kv_heads
+    where = rng.random(problem.k.shape[:-1]) < 0.3  # not written out: one key may be that of many heads and entries
+    if not (heads and keys):
+        return
+    poisoned = np.where(where[..., None], np.nan, problem.k).astype(problem.k.dtype)
+    of_entries = np.repeat(np.broadcast_to(where, (*lead, kv_heads, keys)), heads // kv_heads, axis=-2)
+    untouched = ~(seen & of_entries[..., None, :]).any(axis=(-2, -1))
+    plain, got = candidate.answer(problem), candidate.answer(problem.replace(k=poisoned))
+
+    def rows(answer: Answer) -> dict[str, Array]:
+        found = {"out": answer.out.reshape(*seen.shape[:-1], answer.out.shape[-1])[untouched]}
+        if answer.lse is not None:
+            found["lse"] = answer.lse.reshape(seen.shape[:-1])[untouched]
+        if answer.dq is not None and answer.dq.shape[:-1] == seen.shape[:-1]:  # a broadcast query hears of every entry
+            found["dq"] = answer.dq[untouched]
+        return found
+
+    agree(poison_stays_where_it_is_seen, candidate, problem, rows(got), rows(plain))
 
 
 @law

@@ -91,7 +91,7 @@ def _draw_mask(draw: DrawFn, kind: str, lead: tuple[int, ...], H: int, T: int, S
         side = st.one_of(st.integers(0, 3), st.none())
         return window_mask(draw(side), draw(side), number_or_array(-2, 3))
     if kind == "length":
-        return length_mask(number_or_array(0, S), number_or_array(0, T) if draw(st.booleans()) else None)
+        return length_mask(number_or_array(0, S), number_or_array(0, T) if draw(st.integers(0, 2)) else None)
     if kind == "segment":
         queries = ids(T)
         return segment_mask(queries) if T == S and draw(st.booleans()) else segment_mask(queries, ids(S))

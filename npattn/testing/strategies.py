@@ -122,7 +122,7 @@ def attention_problems(
             return pin
         return draw(pin if isinstance(pin, SearchStrategy) else st.sampled_from(list(pin)))
 
-    rank = draw(st.sampled_from(sorted(ranks)))
+    rank = draw(st.sampled_from([*sorted(ranks), *(r for r in sorted(ranks) if r > 3)]))  # most bugs need leading axes
     queries, keys, head_size, value_size = axis(T, side), axis(S, side), axis(D, side), axis(E, side)
     heads, kv_heads = _draw_heads(draw, axis, rank, H, K, grouped, empty)
     lead = tuple(axis(B, st.integers(least, 3)) for _ in range(rank - 3))
@@ -135,10 +135,10 @@ def attention_problems(
     options: dict[str, Any] = {"seed": draw(st.integers(0, 999)), "dtype": draw(st.sampled_from(list(dtypes)))}
     options["values"] = draw(st.sampled_from(["integers", "normal"]))
 
-    def wanted(option: Any) -> bool:
-        return bool(option) and draw(st.booleans())
+    def wanted(option: Any, odds: int = 1) -> bool:
+        return bool(option) and draw(st.integers(0, odds)) > 0
 
-    if wanted(masks):
+    if wanted(masks, odds=2):
         options["mask"] = draw(mask_trees(lead, heads, queries, keys, kinds=masks))
     if wanted(bias):
         kinds = st.sampled_from(list(bias))
@@ -164,14 +164,14 @@ def attention_problems(
 def _draw_heads(draw: DrawFn, axis: Any, rank: int, H: Axis, K: Axis, grouped: bool, empty: bool) -> tuple[int, int]:
     if rank == 2:
         return 1, 1
-    if K is not None and H is None:
-        kv_heads = axis(K, st.just(1))
-        return kv_heads * draw(st.integers(1, 3 if grouped else 1)), kv_heads
-    heads = axis(H, st.integers(0 if empty else 1, 4))
+    if H is None:
+        kv_heads = axis(K, st.integers(0 if empty else 1, 3))
+        return kv_heads * (draw(st.integers(1, 3)) if grouped else 1), kv_heads
+    heads = axis(H, st.nothing())
     divisors = [n for n in range(1, heads + 1) if heads % n == 0 and (grouped or n == heads)] or [0]
     if K is not None:
-        wanted = [K] if isinstance(K, int) else list(K) if not isinstance(K, SearchStrategy) else None
-        divisors = [n for n in divisors if wanted is None or n in wanted]
+        wanted = [K] if isinstance(K, int) else list(K) if not isinstance(K, SearchStrategy) else divisors
+        divisors = [n for n in divisors if n in wanted]
         if not divisors:
             raise ValueError(f"attention_problems: no K among {K} divides H = {heads}")
     return heads, draw(st.sampled_from(divisors))

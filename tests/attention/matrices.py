@@ -60,6 +60,7 @@ def answer(problem: AttentionProblem, tweaks: dict[str, Tweak], backward: bool) 
 
         dout = term("dout", np.where(live, dout, 0))
         dlse = term("dlse", np.zeros((*lead, heads, queries, 1)) if p.dlse is None else p.dlse[..., None].astype(np.float64))
+        dlse = np.where(live | (sinks != -np.inf), dlse, 0)
         dv = term("dv", _t(term("dropped", dropped)) @ dout)
         dweights = term("dweights", (dout @ _t(v)) * term("factors", factors))
         delta = term("delta", (weights * dweights).sum(axis=-1, keepdims=True))

@@ -106,6 +106,17 @@ def test_nan_at_a_key_reaches_the_queries_that_see_it(path, where):
 
 
 @every_path
+def test_a_row_that_sees_nothing_is_zero_whatever_others_see(path):
+    problem = dense(mask=causal_mask(-1), dropout=Dropout(0.5, 1))
+    k, v = problem.k.copy(), problem.v.copy()
+    k[1, 0, 0] = v[0, 1, 2] = NAN
+    got = CANDIDATES[path].answer(problem.replace(k=k, v=v))
+    assert (got.out[:, :, 0] == 0).all()
+    assert (got.lse[:, :, 0] == -INF).all()
+    assert (got.dq[:, :, 0] == 0).all()
+
+
+@every_path
 def test_nan_in_a_query_stays_in_its_row(path):
     problem = dense()
     q = problem.q.copy()

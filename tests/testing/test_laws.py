@@ -118,6 +118,7 @@ BREAKS = {
     "moving_all_keys_changes_nothing": with_problem(lambda p: p.replace(k=np.abs(p.k))),
     "nothing_is_shared": Candidate("sharing", sharing),
     "outputs_lie_between_the_values": with_answer(out=lambda x, p: x * 1.5),
+    "poison_stays_where_it_is_seen": with_problem(lambda p: p.replace(v=p.v + 0 * p.k.sum())),
     "poison_stays_out": variant(
         lambda p: naive(p)._replace(dv=naive(p).dv + 0 * p.v, out=naive(p).out + 0 * np.sum(p.v))
     ),
