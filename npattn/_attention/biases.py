@@ -6,6 +6,7 @@ summed along its diagonals, which is the same slide read backwards. Derivation: 
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -30,6 +31,12 @@ class LazyBias:
 
     def __repr__(self) -> str:
         return f"{self.name}({tuple(self.parameters.shape)}{f', offset={self.offset}' if self.offset else ''})"
+
+    def with_parameters(self, parameters: Array) -> LazyBias:
+        """The same bias of other parameters: a bias is linear in them, so that their tangent makes the tangent of the bias."""
+        other = copy.copy(self)
+        other.parameters = parameters
+        return other
 
     def check(self, op: str, heads: int) -> None:
         """Raise unless there is a parameter (or a column of them) for every head, or one for all."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
 
 from npattn._arrays.namespace import Array
 from npattn._attention.place import Place
+from npattn._attention.recipes import Sum, own_index, recipes, sharers, shown_terms
 from npattn._attention.tiling import dropout_factors, unit_bias
 
 FORMULAS = {
@@ -28,8 +26,6 @@ FORMULAS = {
     "dq": "scale * dscores @ k",
     "dk": "scale * dscores.T @ q",
 }
-
-_TERMS = 6  # of a sum, written out
 
 
 def table(steps: Any) -> str:
@@ -75,54 +71,57 @@ def cell(steps: Any, backward: Any, name: str, i: int, j: int, at: tuple[int, ..
     if len(at) > len(outer) or any(not 0 <= a < n for a, n in zip(reversed(at), reversed(outer), strict=False)):
         raise ValueError(f"explain: at must be an index into the leading axes and heads {tuple(outer)}, got {at}")
     at = (0,) * (len(outer) - len(at)) + tuple(at)
-    letters, numbers = getattr(_Cell(steps, backward, i, j, at), name)()
+    gaps = _Cell(steps, backward, i, j, at)
+    given = recipes(steps.saved.problem, dlse=backward is not None and backward.dlse is not None)[name]
+    recipe = next(r for r in given if r.when is None or getattr(gaps, r.when)())
+    if recipe.sum is not None:
+        gaps["sum"] = gaps.terms(recipe.sum)
+    letters, numbers = recipe.letters.format_map(gaps), recipe.numbers.format_map(gaps)
     label = f"{name}[{i}, {j}]"
-    return f"{label} = {letters}\n{'':<{len(label)}} = {numbers} = {_number(float(array[(*at, i, j)]))}"
+    return f"{label} = {letters}\n{'':<{len(label)}} = {numbers} = {number(float(array[(*at, i, j)]))}"
 
 
-def _number(x: float) -> str:
+def number(x: float) -> str:
+    """A number as it is printed."""
     return f"{x:.4g}"
 
 
-def _product(*factors: float) -> str:
-    return "*".join(_number(f) if f >= 0 or n == 0 else f"({_number(f)})" for n, f in enumerate(factors))
+def row_delta(weights: list[float], dweights: list[float]) -> float:
+    """delta of one row; what a weight of 0 hides may be NaN."""
+    return sum(w * dw for w, dw in zip(weights, dweights, strict=True) if w != 0)
 
 
-def _sum(terms: list[str]) -> str:
-    shown = terms if len(terms) <= _TERMS else [*terms[: _TERMS - 1], f"... ({len(terms) - _TERMS + 1} more)"]
-    return f"({' + '.join(shown)})" if shown else "(nothing)"
-
-
-class _Cell:
-    """One method a step, which returns its letters and its numbers."""
+class _Cell(dict[str, Any]):
+    """What fills the gaps of a cell's recipe."""
 
     def __init__(self, steps: Any, backward: Any, i: int, j: int, at: tuple[int, ...]) -> None:
+        super().__init__(i=i, j=j)
         self.steps, self.backward = steps, backward
         self.saved = steps.saved
         self.problem = self.saved.problem
         self.i, self.j, self.at = i, j, at
 
-    # The arrays of one leading index and head ---------------------------------------------------------------------------
+    def __missing__(self, name: str) -> str:
+        return str(getattr(self, name)() if name in _Cell.__dict__ else number(self._step(name)))
 
-    def _of(self, x: Array, at: tuple[int, ...], *index: int) -> float:
-        """An element of q, k, v, dout or a result at the leading index and query head ``at``: grouped and broadcast as used."""
-        outer = x.shape[: x.ndim - len(index)]
-        at = at[len(at) - len(outer) :]
-        if outer and outer[-1] != 1:
-            heads = self.problem.kv_heads * self.problem.group
-            at = (*at[:-1], at[-1] * outer[-1] // heads)  # query head h reads key/value head h // (H / K)
-        return float(x[tuple(0 if n == 1 else a for a, n in zip(at, outer, strict=True)) + index])
+    # Arrays ---------------------------------------------------------------------------------------------------------------
 
-    def _sharers(self, x: Array) -> Iterator[tuple[int, ...]]:
-        """The leading indices and query heads whose tiles add to the cell of ``x``'s gradient at ``self.at``."""
-        full = self.problem.out_shape()[:-1]
-        outer = x.shape[:-2]
-        for at in np.ndindex(*full):
-            own = at[len(at) - len(outer) :]
-            if outer and outer[-1] != 1:
-                own = (*own[:-1], own[-1] * outer[-1] // (self.problem.kv_heads * self.problem.group))
-            if all(n == 1 or a == b for a, b, n in zip(own, self.at, outer, strict=True)):
-                yield at
+    def _array(self, name: str) -> Array:
+        for owner in (self.steps, self.backward, self.saved):
+            if owner is not None and name in owner._fields:
+                return getattr(owner, name)
+        raise KeyError(name)
+
+    def _of(self, name: str, at: tuple[int, ...], *index: int) -> float:
+        """An element at a leading index and query head: grouped and broadcast as used."""
+        x = self._array(name)
+        return float(x[own_index(self.problem, x.shape[: x.ndim - len(index)], at) + index])
+
+    def _step(self, name: str) -> float:
+        return self._of(name, self.at, self.i, self.j)
+
+    def _row(self, name: str) -> list[float]:
+        return [self._of(name, self.at, self.i, s) for s in range(self.problem.keys)]
 
     def _pair(self, make: Any) -> float:
         """The number that a (..., K, G, T, S) array made for this one pair holds."""
@@ -133,130 +132,60 @@ class _Cell:
         place = Place(tuple(one[:-4]), one[-4], one[-3], one[-2], one[-1], problem.whole)
         return float(problem.xp.reshape(make(problem, place), (-1,))[0])
 
-    def _row(self, name: str) -> float:
-        return self._of(getattr(self.saved, name), self.at, self.i)
+    def terms(self, total: Sum) -> str:
+        """A sum of products, its first terms written out."""
+        used = [self.at] if total.shared is None else list(sharers(self.problem, self._array(total.shared).shape[:-2], self.at))
+        axes = {"T": self.problem.queries, "S": self.problem.keys, "D": self.saved.q.shape[-1], "E": self.saved.v.shape[-1]}
+        length = axes[total.axis]
+        count, rest = shown_terms(len(used) * length)
+        shown = [self._product(total, used[n // length], n % length) for n in range(count)] + [rest] * (rest != "")
+        return f"({' + '.join(shown)})" if shown else "(nothing)"
 
-    def _step(self, name: str) -> float:
-        owner = self.steps if name in self.steps._fields else self.backward
-        return self._of(getattr(owner, name), self.at, self.i, self.j)
+    def _product(self, total: Sum, at: tuple[int, ...], n: int) -> str:
+        index = {"i": self.i, "j": self.j, "n": n}
+        left, right = (self._of(name, at, index[row], index[column]) for name, row, column in (total.left, total.right))
+        return f"{number(left)}*{number(right) if right >= 0 else f'({number(right)})'}"
 
-    # Forward -------------------------------------------------------------------------------------------------------------
+    # Numbers that are no step's -------------------------------------------------------------------------------------------
 
-    def scores(self) -> tuple[str, str]:
-        q, k = self.saved.q, self.saved.k
-        terms = [_product(self._of(q, self.at, self.i, d), self._of(k, self.at, self.j, d)) for d in range(q.shape[-1])]
-        letters = f"scale * sum_d q[{self.i}, d] * k[{self.j}, d]"
-        return letters, f"{_number(self.problem.options.scale)} * {_sum(terms)}"
+    def scale(self) -> str:
+        return number(self.problem.options.scale)
 
-    def capped(self) -> tuple[str, str]:
-        softcap = self.problem.options.softcap
-        score = self._step("scores")
-        if softcap is None:
-            return "scores, as there is no softcap", _number(score)
-        c = _number(softcap)
-        return f"softcap * tanh(scores[{self.i}, {self.j}] / softcap)", f"{c} * tanh({_number(score)} / {c})"
+    def softcap(self) -> str:
+        return number(self.problem.options.softcap)
 
-    def biased(self) -> tuple[str, str]:
-        mask = self.problem.options.mask
-        if mask is not None and not mask.sees(self.i, self.j, self.problem.queries, self.problem.keys, self.at):
-            reason = mask.explain(self.i, self.j, T=self.problem.queries, S=self.problem.keys, at=self.at)
-            return "-inf where masked", reason
-        value = self._step("capped")
-        if self.problem.options.bias is None:
-            return "capped, as there is no bias and no mask hides it", _number(value)
-        bias = self._pair(unit_bias)
-        return f"capped[{self.i}, {self.j}] + bias[{self.i}, {self.j}]", f"{_number(value)} + {_number(bias)}"
+    def reason(self) -> str:
+        mask: str = self.problem.options.mask.explain(self.i, self.j, T=self.problem.queries, S=self.problem.keys, at=self.at)
+        return mask
 
-    def weights(self) -> tuple[str, str]:
-        if self._row("row_sum") == 0:
-            return "0 where a query sees nothing", "no key to attend to"
-        numbers = f"exp({_number(self._step('biased'))} - {_number(self._row('row_max'))}) / {_number(self._row('row_sum'))}"
-        return f"exp(biased[{self.i}, {self.j}] - row_max[{self.i}]) / row_sum[{self.i}]", numbers
+    def bias(self) -> str:
+        return number(self._pair(unit_bias))
 
-    def _factor(self) -> float | None:
-        return None if self.problem.options.dropout is None else self._pair(dropout_factors)
+    def factor(self) -> str:
+        return number(self._pair(dropout_factors))
 
-    def dropped(self) -> tuple[str, str]:
-        factor = self._factor()
-        weight = _number(self._step("weights"))
-        if factor is None:
-            return "weights, as there is no dropout", weight
-        letters = "weights * 0, as dropout drops it" if factor == 0 else "weights / (1 - rate), as dropout keeps it"
-        return letters, f"{weight} * {_number(factor)}"
+    def row_max(self) -> str:
+        return number(self._of("row_max", self.at, self.i))
 
-    def out(self) -> tuple[str, str]:
-        v, dropped = self.saved.v, self.steps.dropped
-        terms = [
-            _product(self._of(dropped, self.at, self.i, s), self._of(v, self.at, s, self.j)) for s in range(self.problem.keys)
-        ]
-        return f"sum_j dropped[{self.i}, j] * v[j, {self.j}]", _sum(terms)
+    def row_sum(self) -> str:
+        return number(self._of("row_sum", self.at, self.i))
 
-    # Backward ------------------------------------------------------------------------------------------------------------
+    def delta(self) -> str:
+        return number(row_delta(self._row("weights"), self._row("dweights")))
 
-    def dv(self) -> tuple[str, str]:
-        return self._over_queries(self.saved.v, self.steps.dropped, self.backward.dout, "", "dropped", "dout")
+    def dlse(self) -> str:
+        return number(self._of("dlse", self.at, self.i))
 
-    def ddropped(self) -> tuple[str, str]:
-        v, dout = self.saved.v, self.backward.dout
-        terms = [_product(self._of(dout, self.at, self.i, e), self._of(v, self.at, self.j, e)) for e in range(v.shape[-1])]
-        return f"sum_e dout[{self.i}, e] * v[{self.j}, e]", _sum(terms)
+    # What a recipe may depend on ------------------------------------------------------------------------------------------
 
-    def dweights(self) -> tuple[str, str]:
-        factor = self._factor()
-        value = _number(self._step("ddropped"))
-        if factor is None:
-            return "ddropped, as there is no dropout", value
-        return "ddropped * the factor that dropout gave the weight", f"{value} * {_number(factor)}"
+    def masked(self) -> bool:
+        return not self.problem.options.mask.sees(self.i, self.j, self.problem.queries, self.problem.keys, self.at)
 
-    def dbiased(self) -> tuple[str, str]:
-        if self._step("weights") == 0 and self._step("biased") == -math.inf:
-            return "0 where masked", "a pair that is hidden has no influence"
-        weights, dweights = self.steps.weights, self.backward.dweights
-        delta = sum(
-            self._of(weights, self.at, self.i, s) * self._of(dweights, self.at, self.i, s)
-            for s in range(self.problem.keys)
-            if self._of(weights, self.at, self.i, s) != 0
-        )
-        dlse = None if self.backward.dlse is None else self._of(self.backward.dlse, self.at, self.i)
-        tail = "" if dlse is None else f" + dlse[{self.i}]"
-        letters = f"weights * (dweights - delta{tail}), delta = sum_j weights[{self.i}, j] * dweights[{self.i}, j]"
-        shown = "" if dlse is None else f" + {_number(dlse)}"
-        return letters, f"{_number(self._step('weights'))} * ({_number(self._step('dweights'))} - {_number(delta)}{shown})"
+    def blind(self) -> bool:
+        return self._of("row_sum", self.at, self.i) == 0
 
-    def dcapped(self) -> tuple[str, str]:
-        return "dbiased: the bias is only added", _number(self._step("dbiased"))
+    def cut(self) -> bool:
+        return self._pair(dropout_factors) == 0
 
-    def dscores(self) -> tuple[str, str]:
-        softcap = self.problem.options.softcap
-        value = _number(self._step("dcapped"))
-        if softcap is None:
-            return "dcapped, as there is no softcap", value
-        numbers = f"{value} * (1 - ({_number(self._step('capped'))} / {_number(softcap)})**2)"
-        return f"dcapped * (1 - (capped[{self.i}, {self.j}] / softcap)**2)", numbers
-
-    def dq(self) -> tuple[str, str]:
-        k, dscores = self.saved.k, self.backward.dscores
-        terms = [
-            _product(self._of(dscores, at, self.i, s), self._of(k, at, s, self.j))
-            for at in self._sharers(self.saved.q)
-            for s in range(self.problem.keys)
-        ]
-        letters = f"scale * sum_j dscores[{self.i}, j] * k[j, {self.j}]"
-        return letters, f"{_number(self.problem.options.scale)} * {_sum(terms)}"
-
-    def dk(self) -> tuple[str, str]:
-        scale = f"{_number(self.problem.options.scale)} * "
-        return self._over_queries(self.saved.k, self.backward.dscores, self.saved.q, scale, "dscores", "q")
-
-    def _over_queries(
-        self, own: Array, pairs: Array, rows: Array, scale: str, pairs_name: str, rows_name: str
-    ) -> tuple[str, str]:
-        sharers = list(self._sharers(own))
-        terms = [
-            _product(self._of(pairs, at, t, self.i), self._of(rows, at, t, self.j))
-            for at in sharers
-            for t in range(self.problem.queries)
-        ]
-        over = "sum_i" if len(sharers) == 1 else "sum over the heads that share it and i,"
-        letters = f"{'scale * ' if scale else ''}{over} {pairs_name}[i, {self.i}] * {rows_name}[i, {self.j}]"
-        return letters, f"{scale}{_sum(terms)}"
+    def hidden(self) -> bool:
+        return self._step("weights") == 0 and self._step("biased") == -math.inf

@@ -74,17 +74,21 @@ def exponentials(ops: Ops, biased: Array, shift: Array) -> Array:
 def forward_tile(
     ops: Ops, q: Array, k: Array, v: Array, terms: Terms, before: Part | None = None, *, keep: bool = False
 ) -> tuple[Part, Array]:
-    """The part of the keys ``before`` and of one more tile; and the tile's numerators p, to be kept for backward.
+    """The part of the keys ``before`` and of one more tile; and the tile's numerators p, to be kept for backward."""
+    x = score(ops, q, k)
+    if terms.softcap is not None:
+        x = cap(ops, x, terms.softcap)
+    return part_of_tile(ops, x, v, terms, before, keep=keep)
+
+
+def part_of_tile(ops: Ops, capped: Array, v: Array, terms: Terms, before: Part | None, *, keep: bool) -> tuple[Part, Array]:
+    """``forward_tile`` from the capped scores on.
 
     Numerators are made with the largest score so far. Where a tile raises it, what came before is too large by
     exp(row_max - new row_max), and is made smaller.
     """
     xp = ops.xp
-    x = score(ops, q, k)
-    if terms.softcap is not None:
-        x = cap(ops, x, terms.softcap)
-    if terms.bias is not None:
-        x = ops.add(x, terms.bias)
+    x = capped if terms.bias is None else ops.add(capped, terms.bias)
     x = ops.hide(x, terms.hidden, -float("inf"))
     row_max, seen = ops.row_max(x), terms.live
     if before is not None:

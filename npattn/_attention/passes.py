@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -145,7 +145,7 @@ def sink_rows(problem: Problem, unit: Place) -> Array:
 
 def backward(problem: Problem, sizes: Sizes, done: Forward, dout: Array, dlse: Array | None) -> Backward:
     """Every unit's tiles again. dq is a unit's own; all else is summed in an order that shapes alone decide."""
-    options, xp = problem.options, problem.xp
+    options = problem.options
     if sizes is ONE_TILE and problem.keys and is_one_unit(problem) and options.bias is None and options.sinks is None:
         with np.errstate(all="ignore"):
             unit, ops = whole_unit(problem), make_ops(problem, sizes)
@@ -153,6 +153,29 @@ def backward(problem: Problem, sizes: Sizes, done: Forward, dout: Array, dlse: A
             (tile,) = unit_tiles(problem, unit, sizes, ops)
             grads = rows.tile(tile, done.kept[0][0] if done.kept is not None else None)
             return Backward(_whole_rows(problem, rows.dq()), grads.dk, grads.dv, None, None)
+
+    def begin(ops: Ops, index: int, unit: Place) -> _BackwardUnit:
+        return _BackwardUnit(problem, unit, ops, done, dout, dlse, index)
+
+    return gather(problem, sizes, begin)
+
+
+class UnitGrads(Protocol):
+    """A unit's rows on their way through its tiles."""
+
+    def shares(self, sizes: Sizes, check: Callable[[], None]) -> Iterator[tuple[Place, formula.TileGrads]]:
+        """Of every tile its share; dq stays here. ``check`` is called before every tile."""
+
+    def dq(self) -> Array:
+        """Once every tile is through."""
+
+    def dsinks(self) -> Array:
+        """The share of the sinks' gradient, (K, G)."""
+
+
+def gather(problem: Problem, sizes: Sizes, begin: Callable[[Ops, int, Place], UnitGrads]) -> Backward:
+    """Put together what ``begin(ops, index, unit)`` makes of every unit."""
+    options, xp = problem.options, problem.xp
     jobs, copies = _backward_jobs(problem, sizes)
     keys = (*problem.lead, problem.kv_heads, problem.keys)
     dq = make_rows(problem, problem.q.shape[-1], plain=sizes.plain)
@@ -170,15 +193,13 @@ def backward(problem: Problem, sizes: Sizes, done: Forward, dout: Array, dlse: A
         def work(job: int) -> None:
             for copy, index, unit in jobs[job]:
                 with np.errstate(all="ignore"):
-                    rows = _BackwardUnit(problem, unit, ops, done, dout, dlse)
-                    for n, tile in enumerate(unit_tiles(problem, unit, sizes, ops)):
-                        check()
-                        grads = rows.tile(tile, done.kept[index][n] if done.kept is not None else None)
-                        part = (*unit.lead, unit.heads, tile.place.keys, slice(None))
+                    rows = begin(ops, index, unit)
+                    for place, grads in rows.shares(sizes, check):
+                        part = (*unit.lead, unit.heads, place.keys, slice(None))
                         dk.add(copy, part, grads.dk)
                         dv.add(copy, part, grads.dv)
                         if dbias is not None:
-                            share = bias_share(problem, tile.place, grads.dbiased)
+                            share = bias_share(problem, place, grads.dbiased)
                             if is_wide(bias_shape):
                                 dbias.add(0, *share)
                             else:
@@ -203,10 +224,11 @@ def backward(problem: Problem, sizes: Sizes, done: Forward, dout: Array, dlse: A
 
 
 class _BackwardUnit:
-    """A unit's rows on their way through its tiles."""
-
-    def __init__(self, problem: Problem, unit: Place, ops: Ops, done: Forward, dout: Array, dlse: Array | None) -> None:
+    def __init__(
+        self, problem: Problem, unit: Place, ops: Ops, done: Forward, dout: Array, dlse: Array | None, index: int = 0
+    ) -> None:
         self.problem, self.unit, self.ops, self.xp = problem, unit, ops, problem.xp
+        self.kept = None if done.kept is None else done.kept[index]
         self.q = ops.load(unit_rows(problem, unit, problem.q), "q", scale=problem.options.scale)
         dout = ops.load(unit_rows(problem, unit, dout), "dout")
         self.dlse = None if dlse is None else unit_rows(problem, unit, dlse)
@@ -218,6 +240,11 @@ class _BackwardUnit:
         )
         self.total: Array | None = None
         self.seen: Array | bool = False  # which rows see a key; True for all
+
+    def shares(self, sizes: Sizes, check: Callable[[], None]) -> Iterator[tuple[Place, formula.TileGrads]]:
+        for n, tile in enumerate(unit_tiles(self.problem, self.unit, sizes, self.ops)):
+            check()
+            yield tile.place, self.tile(tile, None if self.kept is None else self.kept[n])
 
     def tile(self, tile: Tile, kept: tuple[Array, Array | None] | None) -> formula.TileGrads:
         """A tile's share; dq stays here."""
@@ -240,13 +267,11 @@ class _BackwardUnit:
         return grads
 
     def dq(self) -> Array:
-        """Once every tile is through."""
         if self.total is None:
             return self.xp.zeros_like(self.q)
         return self.total if self.seen is True else self.xp.where(self.seen, self.total, 0.0)
 
     def dsinks(self) -> Array:
-        """The share of the sinks' gradient, (K, G)."""
         delta = self.delta
         if self.seen is False:
             delta = self.xp.zeros_like(delta)

@@ -201,6 +201,7 @@ class Tile(NamedTuple):
     k: Array
     v: Array
     terms: Terms
+    live_keys: Array | None = None  # (..., keys, 1), the keys that a row sees; None where all are
 
 
 def whole_unit(problem: Problem) -> Place:
@@ -226,7 +227,12 @@ def unit_keys(problem: Problem, place: Place) -> tuple[Array, Array]:
     k, v = problem.k, problem.v
     if place.complete and place.keys.stop - place.keys.start == problem.keys:
         return k, v
-    return k[(*_parts(place, k.shape), place.keys, ...)], v[(*_parts(place, v.shape), place.keys, ...)]
+    return key_part(place, k), key_part(place, v)
+
+
+def key_part(place: Place, x: Array) -> Array:
+    """A place's part of an array (..., K, S, ·)."""
+    return x[(*_parts(place, x.shape), place.keys, ...)]
 
 
 def _parts(place: Place, shape: tuple[int, ...]) -> tuple[slice, ...]:
@@ -258,7 +264,7 @@ def make_tile(problem: Problem, place: Place, mixed: list[slice], ops: Ops, *, t
         else _live_keys(problem, place, hidden)
     )
     terms = Terms(options.softcap, bias, hidden, _live_rows(problem, place, hidden), dropout_factors(problem, place))
-    return Tile(place, ops.load(k, "k", live=live_keys), ops.load(v, "v", live=live_keys), terms)
+    return Tile(place, ops.load(k, "k", live=live_keys), ops.load(v, "v", live=live_keys), terms, live_keys)
 
 
 def unit_bias(problem: Problem, place: Place) -> Array:
