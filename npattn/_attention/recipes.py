@@ -1,7 +1,7 @@
 """How every cell of every step is put into words: text with gaps, the same for all cells.
 
-`explain` fills the gaps in Python, one cell at a time; the page of `npattn.explore` fills the same gaps in a browser, from numbers
-that npattn computed.
+`explain` fills the gaps in Python, one cell at a time; the page of `npattn.explore` fills the same gaps in a browser, from
+numbers that npattn computed.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ def recipes(problem: Problem, *, dlse: bool = False) -> dict[str, tuple[Recipe, 
     """The recipes of every step of a problem with these options; ``dlse`` if its log-sum-exp has a cotangent."""
     options = problem.options
     return {
-        "scores": (
-            Recipe("scale * sum_d q[{i}, d] * k[{j}, d]", "{scale} * {sum}", Sum(("q", "i", "n"), ("k", "j", "n"), "D")),
-        ),
+        "scores": (Recipe("scale * sum_d q[{i}, d] * k[{j}, d]", "{scale} * {sum}", Sum(("q", "i", "n"), ("k", "j", "n"), "D")),),
         "capped": (
             Recipe("scores, as there is no softcap", "{scores}")
             if options.softcap is None
