@@ -11,7 +11,7 @@ from npattn._arrays.trees import with_tree_repr
 from npattn._attention import formula
 from npattn._attention.biases import LazyBias
 from npattn._attention.masks import Mask
-from npattn._attention.passes import Forward, Kept, backward, forward
+from npattn._attention.passes import Backward, Forward, Kept, backward, forward
 from npattn._attention.problem import Problem, check_cotangent, make_problem
 from npattn._attention.tiling import ONE_TILE, Sizes, choose_sizes
 from npattn.layers.dropout import Dropout
@@ -100,7 +100,7 @@ def attention(
     """
     problem = make_problem("attention", q, k, v, mask, bias, scale, softcap, sinks, dropout)
     done = forward(problem, choose_sizes(problem), keep=False)
-    return _own(problem, problem.result(done.out), shared=False)
+    return own(problem, problem.result(done.out), shared=False)
 
 
 def attention_forward(
@@ -188,7 +188,7 @@ def attention_forward(
     out, row_max, row_sum = (problem.result(x) for x in (done.out, done.row_max[..., 0], done.row_sum[..., 0]))
     tiling = Tiling(problem, sizes, done.kept)
     saved = AttentionSaved(q, k, v, mask, bias, scale, softcap, sinks, dropout, out, row_max, row_sum, tiling)
-    return _own(problem, out, shared=True), saved
+    return own(problem, out, shared=True), saved
 
 
 def attention_backward(dout: Array, saved: AttentionSaved, /, *, dlse: Array | None = None) -> AttentionGrads:
@@ -231,7 +231,12 @@ def attention_backward(dout: Array, saved: AttentionSaved, /, *, dlse: Array | N
         check_cotangent(problem, "dlse", dlse, lifted=True)
         dlse = problem.with_heads(dlse[..., None])
     done = Forward(*saved_rows(saved), kept)
-    grads = backward(problem, sizes, done, problem.with_heads(dout), dlse)
+    return as_grads(saved, backward(problem, sizes, done, problem.with_heads(dout), dlse))
+
+
+def as_grads(saved: AttentionSaved, grads: Backward) -> AttentionGrads:
+    """Gradients in the shape and dtype of the caller's inputs."""
+    problem = saved.problem
     return AttentionGrads(
         problem.gradient(grads.dq, saved.q),
         problem.gradient(grads.dk, saved.k),
@@ -247,7 +252,7 @@ def saved_rows(saved: AttentionSaved) -> tuple[Array, Array, Array]:
     return with_heads(saved.out), with_heads(saved.row_max[..., None]), with_heads(saved.row_sum[..., None])
 
 
-def _own(problem: Problem, out: Array, *, shared: bool) -> Array:
+def own(problem: Problem, out: Array, *, shared: bool) -> Array:
     """The result in the caller's dtype; a copy if ``saved`` holds it too, since callers write ``out += x``."""
     if problem.dtype != problem.compute:
         return problem.xp.astype(out, problem.dtype)

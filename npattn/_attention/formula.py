@@ -45,11 +45,11 @@ class Rows(NamedTuple):
 
 
 class TileGrads(NamedTuple):
-    """A tile's share of the gradients; dq is still to be multiplied by scale."""
+    """A tile's share of the gradients; dq is still to be multiplied by scale. ``None`` is 0."""
 
-    dq: Array
-    dk: Array
-    dv: Array
+    dq: Array | None
+    dk: Array | None
+    dv: Array | None
     dbiased: Array
 
 
@@ -184,8 +184,12 @@ def rows_as_kept(rows: Rows, tile_max: Array, xp: Namespace) -> Rows:
 
 def sink_backward(sinks: Array, offset: Array, row_max: Array, row_sum: Array, xp: Namespace) -> Array:
     """dsink_i = p_i (dlse_i - δ_i), p_i = exp(sink - lse_i) the sink's weight in row i."""
-    weight = rescale(sinks, _sink_sum(sinks, xp), row_max, xp) * reciprocal(row_sum, xp)
-    return weight * -offset
+    return sink_numerator(sinks, row_max, xp) * reciprocal(row_sum, xp) * -offset
+
+
+def sink_numerator(sinks: Array, row_max: Array, xp: Namespace) -> Array:
+    """The sink's term of row_sum, exp(sink - row_max), 0 for a sink of -inf."""
+    return rescale(sinks, _sink_sum(sinks, xp), row_max, xp)
 
 
 def cap_slope(ops: Ops, capped: Array, softcap: float) -> Array:

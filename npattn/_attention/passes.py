@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from npattn._arrays.broadcast import unbroadcast
-from npattn._arrays.namespace import Array
+from npattn._arrays.namespace import Array, Namespace
 from npattn._attention import formula
 from npattn._attention.biases import LazyBias
 from npattn._attention.formula import Part
@@ -174,7 +174,7 @@ class UnitGrads(Protocol):
 
 
 def gather(problem: Problem, sizes: Sizes, begin: Callable[[Ops, int, Place], UnitGrads]) -> Backward:
-    """Put together what ``begin(ops, index, unit)`` makes of every unit."""
+    """Put together what ``begin(ops, number, unit)`` makes of every unit."""
     options, xp = problem.options, problem.xp
     jobs, copies = _backward_jobs(problem, sizes)
     keys = (*problem.lead, problem.kv_heads, problem.keys)
@@ -191,20 +191,21 @@ def gather(problem: Problem, sizes: Sizes, begin: Callable[[Ops, int, Place], Un
         ops = make_ops(problem, sizes)
 
         def work(job: int) -> None:
-            for copy, index, unit in jobs[job]:
+            for copy, number, unit in jobs[job]:
                 with np.errstate(all="ignore"):
-                    rows = begin(ops, index, unit)
+                    rows = begin(ops, number, unit)
                     for place, grads in rows.shares(sizes, check):
                         part = (*unit.lead, unit.heads, place.keys, slice(None))
-                        dk.add(copy, part, grads.dk)
-                        dv.add(copy, part, grads.dv)
+                        for sums, share in ((dk, grads.dk), (dv, grads.dv)):
+                            if share is not None:
+                                sums.add(copy, part, share)
                         if dbias is not None:
-                            share = bias_share(problem, place, grads.dbiased)
+                            index, share = bias_share(problem, place, grads.dbiased)
                             if is_wide(bias_shape):
-                                dbias.add(0, *share)
+                                dbias.add(0, index, share)
                             else:
                                 # a share that nothing was summed in is still the tile's own memory
-                                waiting[job].append((dbias, share[0], xp.asarray(share[1], copy=True)))
+                                waiting[job].append((dbias, index, xp.asarray(share, copy=True)))
                     dq.put(unit, rows.dq())
                     if dsinks is not None:
                         waiting[job].append((dsinks, (unit.heads, unit.group), rows.dsinks()))
@@ -279,9 +280,14 @@ class _BackwardUnit:
             delta = self.xp.where(self.seen, delta, 0.0)
         sinks = sink_rows(self.problem, self.unit)
         shares = formula.sink_backward(sinks, formula.row_offset(delta, self.dlse), self.row_max, self.row_sum, self.xp)
-        group = self.unit.group.stop - self.unit.group.start
-        shares = self.xp.reshape(shares, (*shares.shape[:-2], group, -1))
-        return self.xp.sum(shares, axis=(*range(shares.ndim - 3), shares.ndim - 1))
+        return per_sink(self.unit, shares, self.xp)
+
+
+def per_sink(unit: Place, shares: Array, xp: Namespace) -> Array:
+    """What the rows of a unit have for their sinks, (..., K, rows, 1), summed to (K, G)."""
+    group = unit.group.stop - unit.group.start
+    shares = xp.reshape(shares, (*shares.shape[:-2], group, -1))
+    return xp.sum(shares, axis=(*range(shares.ndim - 3), shares.ndim - 1))
 
 
 def _backward_jobs(problem: Problem, sizes: Sizes) -> tuple[list[list[tuple[int, int, Place]]], int]:

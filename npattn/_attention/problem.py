@@ -103,7 +103,7 @@ def make_problem(
     if not k_shape[:-3] == v_shape[:-3] == lead:
         lead = _lead(op, q_shape, k_shape, v_shape)
         if lead != _lead(op, q_shape, k_shape):  # the scores have all leading axes: what joins them later may be as large as v
-            q = xp.broadcast_to(_aligned(q, len(lead), xp), (*lead, heads, queries, head_size))
+            q = xp.broadcast_to(aligned(q, len(lead), xp), (*lead, heads, queries, head_size))
     group = heads // kv_heads if kv_heads else 1
 
     return Problem(
@@ -119,9 +119,9 @@ def make_problem(
         queries,
         keys,
         (*lead, kv_heads, group, queries, keys),
-        _aligned(q, len(lead), xp),
-        _aligned(k, len(lead), xp),
-        _aligned(v, len(lead), xp),
+        aligned(q, len(lead), xp),
+        aligned(k, len(lead), xp),
+        aligned(v, len(lead), xp),
         _options(op, mask, bias, scale, softcap, sinks, dropout, (*lead, heads, queries, keys), head_size),
         mask is None and bias is None and keys > 0,
     )
@@ -151,7 +151,7 @@ def _options(
     return Options(mask, bias, scale, softcap, sinks, dropout)
 
 
-def _aligned(x: Array, lead: int, xp: Namespace) -> Array:
+def aligned(x: Array, lead: int, xp: Namespace) -> Array:
     """``x`` with ``lead`` leading axes and a head axis, 1 where it has none."""
     missing = lead + 3 - x.ndim
     return x if missing == 0 else xp.reshape(x, (1,) * missing + x.shape)
@@ -179,9 +179,9 @@ def _heads(op: str, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) 
     return heads, kv_heads
 
 
-def check_cotangent(problem: Problem, name: str, x: Array, *last: int, lifted: bool = False) -> None:
+def check_cotangent(problem: Problem, name: str, x: Array, *last: int, lifted: bool = False, op: str = "") -> None:
     """A cotangent has the shape of the result and its dtype (``lifted``: the dtype that the result is computed in)."""
-    op = f"{problem.op}_backward"
+    op = op or f"{problem.op}_backward"
     array_namespace(op, q=problem.q, **{name: x})
     shape = problem.out_shape(*last)
     if tuple(x.shape) != shape:
