@@ -75,11 +75,14 @@ def poison_stays_where_it_is_seen(candidate: Candidate, problem: AttentionProble
 
     Catches grouped heads and batch entries that share a tile or a key although they may see different ones.
     """
-    rng, seen = problem.rng("seen poison"), problem.visible()
     lead, (heads, _, keys), kv_heads = problem.lead, problem.pairs[-3:], problem.kv_heads
-    where = rng.random(problem.k.shape[:-1]) < 0.3  # not written out: one key may be that of many heads and entries
     if not (heads and keys):
         return
+    rng, mask = problem.rng("seen poison"), problem.dense_mask()
+    of_heads = rng.random((heads, 1, keys)) < 0.6  # every head sees other keys
+    problem = problem.replace(mask=of_heads if mask is None else mask & of_heads)
+    seen = problem.visible()
+    where = rng.random(problem.k.shape[:-1]) < 0.3  # not written out: one key may be that of many heads and entries
     poisoned = np.where(where[..., None], np.nan, problem.k).astype(problem.k.dtype)
     of_entries = np.repeat(np.broadcast_to(where, (*lead, kv_heads, keys)), heads // kv_heads, axis=-2)
     untouched = ~(seen & of_entries[..., None, :]).any(axis=(-2, -1))
