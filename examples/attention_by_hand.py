@@ -16,13 +16,12 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from math import exp, log, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from npattn import (
-    AttentionSaved,
     MultiHeadParams,
     attention,
     attention_backward,
@@ -35,21 +34,21 @@ from npattn import (
     multi_head_attention,
     multi_head_attention_backward,
     multi_head_attention_forward,
-    tree_map,
 )
-from npattn.layers import (
-    CrossEntropySaved,
-    LinearSaved,
-    cross_entropy_backward,
-    cross_entropy_forward,
-    embedding,
-    linear,
-    linear_backward,
-    linear_forward,
-    softmax,
-    softmax_backward,
-    softmax_forward,
+from npattn._commands.word_model import (  # section 12: to be read there, as `python -m npattn explore` uses it too
+    NOUNS,
+    SENTENCE,
+    STEPS,
+    WORDS,
+    Faces,
+    answer_backward,
+    answer_forward,
+    dout_of,
+    learn,
+    random_start,
+    sentences,
 )
+from npattn.layers import linear, linear_backward, linear_forward, softmax, softmax_backward, softmax_forward
 
 Numbers = dict[str, Any]
 
@@ -525,67 +524,7 @@ def key_length() -> Numbers:
     }  # fmt: skip
 
 
-SENTENCE = ["The", "cat", "sat", "because", "it", "was", "tired"]
-IT = SENTENCE.index("it")
-NOUNS, VERBS, MOODS = ["cat", "dog", "bird", "fox"], ["sat", "ran", "slept"], ["tired", "cold", "hungry"]
-WORDS = ["The", "because", "it", "was", *NOUNS, *VERBS, *MOODS]
-RATE, STEPS, WATCHED = 3.0, 40, (0, 5, 10, 15, 20, 25, 30, 40)
-
-
-class Faces(NamedTuple):
-    """The three matrices: all that learns here. Their gradients have the same form."""
-
-    w_q: Any
-    w_k: Any
-    w_v: Any
-
-
-class AnswerSaved(NamedTuple):
-    """What backward needs, from every part of forward."""
-
-    q: LinearSaved
-    k: LinearSaved
-    v: LinearSaved
-    attention: AttentionSaved
-    logits: LinearSaved
-    loss: CrossEntropySaved
-
-
-def answer_forward(faces: Faces, table: Any, ids: Any, answers: Any) -> tuple[Any, AnswerSaved]:
-    """Which noun does "it" stand for? The loss of the answers (B,) to the sentences (B, T)."""
-    x = embedding(table, ids)[:, None]  # (B, 1, T, C): one head
-    q, q_saved = linear_forward(x[:, :, IT : IT + 1], faces.w_q)  # only "it" asks
-    k, k_saved = linear_forward(x, faces.w_k)
-    v, v_saved = linear_forward(x, faces.w_v)
-    out, attention_saved = attention_forward(q, k, v)  # (B, 1, 1, C)
-    logits, logits_saved = linear_forward(out, table.T)  # which word's vector is the output most like?
-    loss, loss_saved = cross_entropy_forward(logits, answers[:, None, None])
-    return loss, AnswerSaved(q_saved, k_saved, v_saved, attention_saved, logits_saved, loss_saved)
-
-
-def answer_backward(saved: AnswerSaved) -> Faces:
-    """The same lines in reverse."""
-    dlogits = cross_entropy_backward(1.0, saved.loss).dlogits
-    dout = linear_backward(dlogits, saved.logits).dx
-    g = attention_backward(dout, saved.attention)
-    return Faces(linear_backward(g.dq, saved.q).dw, linear_backward(g.dk, saved.k).dw, linear_backward(g.dv, saved.v).dw)
-
-
-def sentences() -> tuple[Any, Any, Any]:
-    """Ids (B, T) and answers (B,) of all sentences of this kind but ours, and the ids of ours."""
-    texts = [["The", noun, verb, "because", "it", "was", mood] for noun in NOUNS for verb in VERBS for mood in MOODS]
-    texts.remove(SENTENCE)  # it is only looked at, never learned from
-    ids = np.array([[WORDS.index(word) for word in text] for text in texts])
-    return ids, ids[:, 1], np.array([[WORDS.index(word) for word in SENTENCE]])
-
-
-def random_start(seed: int) -> tuple[Any, Faces]:
-    """A vector (C,) for each word, all at right angles, which stay as they are; and matrices that know nothing."""
-    rng = np.random.default_rng(seed)
-    C, D = 16, 4
-    table = np.linalg.qr(rng.standard_normal((C, C)))[0][: len(WORDS)]
-    w_q, w_k, w_v = (rng.standard_normal((C, width)) / sqrt(C) for width in (D, D, C))
-    return table, Faces(w_q, w_k, w_v)
+WATCHED = (0, 5, 10, 15, 20, 25, 30, 40)  # steps that are printed
 
 
 def labels_by_hand(table: Any, faces: Faces) -> Faces:
@@ -593,20 +532,6 @@ def labels_by_hand(table: Any, faces: Faces) -> Faces:
     labels = np.array([[len(word), sum(letter in "aeiou" for letter in word)] for word in WORDS], dtype=float)
     labels = (labels - labels.mean(axis=0)) / labels.std(axis=0)
     return faces._replace(w_q=faces.w_q[:, :2], w_k=table.T @ labels)  # the rows of the table are at right angles
-
-
-def learn(faces: Faces, table: Any, *, frozen: bool = False) -> list[Faces]:
-    """The matrices after each number of steps, each W - rate * dW. (npattn.optim.Adam fits the rate to every number.)"""
-    ids, answers, _ = sentences()
-    history = [faces]
-    for _ in range(STEPS):
-        _, saved = answer_forward(faces, table, ids, answers)
-        grads = answer_backward(saved)
-        if frozen:
-            grads = grads._replace(w_k=np.zeros_like(grads.w_k))
-        faces = tree_map(lambda w, dw: w - RATE * dw, faces, grads)
-        history.append(faces)
-    return history
 
 
 def weights_of_it(faces: Faces, table: Any) -> Any:
@@ -654,8 +579,7 @@ def learning() -> Numbers:
 
     turning = 15
     _, saved = answer_forward(history[turning], table, ids, answers)
-    dlogits = cross_entropy_backward(1.0, saved.loss).dlogits
-    inside = attention_steps_backward(linear_backward(dlogits, saved.logits).dx, saved.attention)
+    inside = attention_steps_backward(dout_of(saved), saved.attention)
     push = -inside.dscores.sum(axis=(0, 1, 2))
     show(
         f"what pushes the scores at step {turning}: -dscores, over all sentences",

@@ -40,6 +40,7 @@ from npattn._attention.steps import (
     attention_steps_backward,
     attention_weights,
 )
+from npattn._explore.explorer import Explorer, explore
 from npattn.layers.dropout import Dropout
 from npattn.layers.positions import Rotary
 
@@ -51,6 +52,7 @@ __all__ = [
     "AttentionSteps",
     "AttentionStepsBackward",
     "Dropout",
+    "Explorer",
     "LazyBias",
     "Mask",
     "MergeAttentionGrads",
@@ -70,6 +72,7 @@ __all__ = [
     "attention_weights",
     "causal_mask",
     "causal_mask_end",
+    "explore",
     "get_num_threads",
     "length_mask",
     "merge_attention",

@@ -22,13 +22,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         The exit status: 0, 2 for arguments or files that cannot be used, 130 after an interrupt.
     """
-    from npattn._commands import bench, demo
+    from npattn._commands import bench, demo, explore
 
     parser = argparse.ArgumentParser(prog="python -m npattn", description="Attention without a framework.")
     parser.add_argument("--version", action="version", version=f"npattn {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, command, summary in (
         ("demo", demo, "train a small attention model on real text, in under 30 seconds, and look at what it learned"),
+        ("explore", explore, "make a page on which attention and its gradients can be seen, down to every product and sum"),
         ("bench", bench, "measure npattn beside the naive formula, PyTorch and JAX: time, share of the limit, memory"),
     ):
         sub = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")

@@ -287,10 +287,10 @@ def test_gradients_of_the_faces(lesson, shown):
     n = shown["learning"].numbers
     table, start, grads = n["table"], n["start"], n["grads"]
     ids, answers, _ = lesson.sentences()
-    x = table[ids]
+    x, it = table[ids], lesson.SENTENCE.index("it")
 
     def loss(faces):
-        out = attend(x[:, lesson.IT : lesson.IT + 1] @ faces.w_q, x @ faces.w_k, x @ faces.w_v)[:, 0]
+        out = attend(x[:, it : it + 1] @ faces.w_q, x @ faces.w_k, x @ faces.w_v)[:, 0]
         return -np.mean(np.log(softmax_rows(out @ table.T)[np.arange(len(ids)), answers]))
 
     assert loss(start) == pytest.approx(n["losses"][0], rel=1e-12)
