@@ -7,18 +7,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn._arrays.checks import check_cotangent, shape_error
+from npattn._arrays.checks import check_cotangent, host_float, shape_error
 from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace, compute_dtype, float_dtype
+from npattn._arrays.products import Product, multiply
 from npattn._arrays.trees import tree_repr
 from npattn.layers._ids import as_ids, beside, check_range, foreign
 from npattn.layers.linear import as_rows, lift, rows_forward
 
 
 class EmbeddingSaved(NamedTuple):
-    """What `embedding_backward` needs: the ids, borrowed; and the table, for its shape and dtype alone."""
+    """What `embedding_backward` needs: the ids, borrowed; the scale; and the table, for its shape and dtype alone."""
 
     table: Array
     ids: Array
+    scale: float = 1.0
 
     def __repr__(self) -> str:
         return tree_repr(self)
@@ -33,13 +35,13 @@ class EmbeddingGrads(NamedTuple):
         return tree_repr(self)
 
 
-def embedding(table: Array, ids: Any, /) -> Array:
-    """``table[ids]``; see `embedding_forward`."""
-    return embedding_forward(table, ids)[0]
+def embedding(table: Array, ids: Any, /, *, scale: float = 1.0) -> Array:
+    """``scale * table[ids]``; see `embedding_forward`."""
+    return embedding_forward(table, ids, scale=scale)[0]
 
 
-def embedding_forward(table: Array, ids: Any, /) -> tuple[Array, EmbeddingSaved]:
-    """``out[..., :] = table[ids[...], :]``.
+def embedding_forward(table: Array, ids: Any, /, *, scale: float = 1.0) -> tuple[Array, EmbeddingSaved]:
+    """``out[..., :] = scale * table[ids[...], :]``.
 
     Parameters
     ----------
@@ -48,6 +50,8 @@ def embedding_forward(table: Array, ids: Any, /) -> tuple[Array, EmbeddingSaved]
     ids : integer array (...), or Python integers
         At least 0 and less than V. Python and NumPy integers are host data, allowed with a table of any library, and their
         range is checked; a device array is never read back: what its wrong ids give is up to its library.
+    scale : float, optional
+        A factor: √C in the original transformer, where the same table makes logits.
 
     Returns
     -------
@@ -77,16 +81,21 @@ def embedding_forward(table: Array, ids: Any, /) -> tuple[Array, EmbeddingSaved]
     ids = as_ids("embedding", "ids", ids)
     xp = array_namespace("embedding", table=table, ids=foreign(ids))
     dtype = float_dtype("embedding", table=table)
+    scale = host_float("embedding", "scale", scale)
     if table.ndim != 2:
         shape_error("embedding", "table", "(V, C)", table.shape)
     check_range("embedding", "ids", ids, table.shape[0], "V")
     flat = xp.reshape(beside(ids, table, xp=xp), (math.prod(ids.shape),))
-    rows = xp.astype(xp.take(table, flat, axis=0), dtype, copy=False)
-    return xp.reshape(rows, (*ids.shape, table.shape[1])), EmbeddingSaved(table, ids)
+    rows = xp.take(table, flat, axis=0)
+    if scale != 1:
+        with np.errstate(all="ignore"):
+            rows = xp.astype(rows, compute_dtype(dtype, xp=xp), copy=False) * scale
+    rows = xp.astype(rows, dtype, copy=False)
+    return xp.reshape(rows, (*ids.shape, table.shape[1])), EmbeddingSaved(table, ids, scale)
 
 
 def embedding_backward(dout: Array, saved: EmbeddingSaved, /) -> EmbeddingGrads:
-    """``dtable[v, :] = Σ dout[..., :]`` over the places whose id is v.
+    """``dtable[v, :] = scale Σ dout[..., :]`` over the places whose id is v.
 
     Parameters
     ----------
@@ -111,7 +120,7 @@ def embedding_backward(dout: Array, saved: EmbeddingSaved, /) -> EmbeddingGrads:
     -----
     Every row is summed in an order that depends on the ids alone: the same bits every time, on a GPU too.
     """
-    table, ids = saved
+    table, ids, scale = saved
     xp = array_namespace("embedding_backward", table=table, dout=dout)
     dtype = float_dtype("embedding_backward", table=table)
     check_cotangent("embedding_backward", "dout", dout, "(..., C)", (*ids.shape, table.shape[1]), dtype)
@@ -121,7 +130,8 @@ def embedding_backward(dout: Array, saved: EmbeddingSaved, /) -> EmbeddingGrads:
         return EmbeddingGrads(xp.zeros(table.shape, dtype=dtype, device=array_device(table)))
     flat = xp.reshape(beside(ids, table, xp=xp), (count,))
     with np.errstate(all="ignore"):
-        return EmbeddingGrads(xp.astype(_sum_by_id(rows, flat, table.shape[0], xp=xp), dtype, copy=False))
+        dtable = _sum_by_id(rows, flat, table.shape[0], xp=xp)
+        return EmbeddingGrads(xp.astype(dtable if scale == 1 else dtable * scale, dtype, copy=False))
 
 
 def _sum_by_id(rows: Array, ids: Array, ids_count: int, *, xp: Namespace) -> Array:
@@ -254,7 +264,6 @@ def tied_logits_backward(dout: Array, saved: TiedLogitsSaved, /) -> TiedLogitsGr
     check_cotangent(op, "dout", dout, "(..., V)", (*x.shape[:-1], table.shape[0]), dtype)
     drows, rows = as_rows(dout, table.shape[0], xp=xp), as_rows(x, table.shape[1], xp=xp)
     drows, rows, table = lift(drows, rows, table, xp=xp, dtype=dtype)
-    with np.errstate(all="ignore"):
-        # out = rows tableᵀ
-        dx, dtable = drows @ table, xp.matrix_transpose(drows) @ rows
-        return TiedLogitsGrads(xp.reshape(xp.astype(dx, dtype, copy=False), x.shape), xp.astype(dtable, dtype, copy=False))
+    # out = rows tableᵀ
+    dx, dtable = multiply(Product(drows, table), Product(xp.matrix_transpose(drows), rows), xp=xp)
+    return TiedLogitsGrads(xp.reshape(xp.astype(dx, dtype, copy=False), x.shape), xp.astype(dtable, dtype, copy=False))

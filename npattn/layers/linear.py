@@ -9,6 +9,7 @@ import numpy as np
 
 from npattn._arrays.checks import check_cotangent, shape_error
 from npattn._arrays.namespace import Array, Namespace, array_namespace, compute_dtype, float_dtype
+from npattn._arrays.products import Product, multiply
 from npattn._arrays.trees import tree_repr
 
 
@@ -127,23 +128,18 @@ def as_rows(x: Array, *row: int, xp: Namespace) -> Array:
 
 def rows_forward(rows: Array, w: Array, b: Array | None, *, xp: Namespace, dtype: Any) -> Array:
     """``rows w + b`` for matrices (R, C_in) and (C_in, C_out), computed in ``dtype`` or better."""
-    rows, w, b = lift(rows, w, b, xp=xp, dtype=dtype)
-    with np.errstate(all="ignore"):
-        out = rows @ w
-        return xp.astype(out if b is None else out + b, dtype, copy=False)
+    (out,) = multiply(Product(*lift(rows, w, b, xp=xp, dtype=dtype)), xp=xp)
+    return xp.astype(out, dtype, copy=False)
 
 
 def rows_backward(drows: Array, rows: Array, w: Array, *, has_b: bool, xp: Namespace, dtype: Any) -> LinearGrads:
     """The gradients of ``rows_forward``."""
     drows, rows, w = lift(drows, rows, w, xp=xp, dtype=dtype)
+    # out = rows w + b
+    dx, dw = multiply(Product(drows, xp.matrix_transpose(w)), Product(xp.matrix_transpose(rows), drows), xp=xp)
     with np.errstate(all="ignore"):
-        # out = rows w + b
-        grads = LinearGrads(
-            drows @ xp.matrix_transpose(w),
-            xp.matrix_transpose(rows) @ drows,
-            xp.sum(drows, axis=0, dtype=drows.dtype) if has_b else None,
-        )
-        return LinearGrads(*(None if g is None else xp.astype(g, dtype, copy=False) for g in grads))
+        db = xp.sum(drows, axis=0, dtype=drows.dtype) if has_b else None
+        return LinearGrads(*(None if g is None else xp.astype(g, dtype, copy=False) for g in (dx, dw, db)))
 
 
 def lift(*arrays: Array | None, xp: Namespace, dtype: Any) -> list[Array]:

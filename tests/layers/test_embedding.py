@@ -159,7 +159,7 @@ def test_float16_is_summed_in_float32():
 def test_ids_are_borrowed():
     ids = np.asarray([1, 2])
     assert embedding_forward(TABLE, ids)[1].ids is ids
-    assert repr(embedding_forward(TABLE, ids)[1]) == "EmbeddingSaved(table=float64[5, 3], ids=int64[2])"
+    assert repr(embedding_forward(TABLE, ids)[1]) == "EmbeddingSaved(table=float64[5, 3], ids=int64[2], scale=1.0)"
 
 
 def test_jax_without_64_bit_dtypes_is_not_warned_of():

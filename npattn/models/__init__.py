@@ -1,0 +1,132 @@
+"""Blocks, stacks and models: composites of layers and attention, each in three functions. They contain no calculus.
+
+=================================================== ========================================================= ====================
+model                                               what it gives                                             gradients
+=================================================== ========================================================= ====================
+``encoder_block(params, x)``                        self-attention and a feed-forward network                 dparams, dx, dbias
+``decoder_block(params, x, memory)``                the same with cross-attention between                     and dmemory
+``encoder(params, x)``                              encoder blocks, and a last norm                           dparams, dx, dbias
+``decoder(params, x, memory)``                      decoder blocks, and a last norm                           and dmemory
+``token_embedding(params, ids)``                    (..., T) → (..., T, C), with positions                    dparams
+``language_model(params, ids)``                     (..., T) → logits (..., T, V), decoder-only               dparams, dbias
+``language_model_loss(params, ids, targets)``       its mean cross-entropy                                    dparams, dbias
+``encoder_decoder(params, source, target)``         (..., S), (..., T) → logits (..., T, V)                   dparams
+``encoder_decoder_loss(params, ..., targets)``      its mean cross-entropy                                    dparams
+=================================================== ========================================================= ====================
+
+Parameters are trees of NamedTuples (``EncoderParams.init(rng, ...)``), and their gradient ``grads.dparams`` is a tree of the same
+type. What is not an array stands in a frozen config beside them: `BlockConfig` for blocks and stacks, `LanguageModelConfig`,
+`EncoderDecoderConfig`. Every layer can be opened from what forward saved: ``saved.block(n).attention`` is what
+`npattn.multi_head_attention_steps` shows.
+"""
+
+from npattn.models.config import BlockConfig, EmbeddingConfig, EncoderDecoderConfig, LanguageModelConfig
+from npattn.models.decoder import DecoderGrads, DecoderParams, DecoderSaved, decoder, decoder_backward, decoder_forward
+from npattn.models.decoder_block import (
+    DecoderBlockGrads,
+    DecoderBlockParams,
+    DecoderBlockSaved,
+    decoder_block,
+    decoder_block_backward,
+    decoder_block_forward,
+)
+from npattn.models.encoder import EncoderGrads, EncoderParams, EncoderSaved, encoder, encoder_backward, encoder_forward
+from npattn.models.encoder_block import (
+    EncoderBlockGrads,
+    EncoderBlockParams,
+    EncoderBlockSaved,
+    encoder_block,
+    encoder_block_backward,
+    encoder_block_forward,
+)
+from npattn.models.encoder_decoder import (
+    EncoderDecoderGrads,
+    EncoderDecoderLossSaved,
+    EncoderDecoderParams,
+    EncoderDecoderSaved,
+    encoder_decoder,
+    encoder_decoder_backward,
+    encoder_decoder_forward,
+    encoder_decoder_loss,
+    encoder_decoder_loss_backward,
+    encoder_decoder_loss_forward,
+)
+from npattn.models.language_model import (
+    LanguageModelGrads,
+    LanguageModelLossSaved,
+    LanguageModelParams,
+    LanguageModelSaved,
+    language_model,
+    language_model_backward,
+    language_model_forward,
+    language_model_loss,
+    language_model_loss_backward,
+    language_model_loss_forward,
+)
+from npattn.models.norm import NormParams
+from npattn.models.token_embedding import (
+    TokenEmbeddingGrads,
+    TokenEmbeddingParams,
+    TokenEmbeddingSaved,
+    token_embedding,
+    token_embedding_backward,
+    token_embedding_forward,
+)
+
+__all__ = [
+    "BlockConfig",
+    "DecoderBlockGrads",
+    "DecoderBlockParams",
+    "DecoderBlockSaved",
+    "DecoderGrads",
+    "DecoderParams",
+    "DecoderSaved",
+    "EmbeddingConfig",
+    "EncoderBlockGrads",
+    "EncoderBlockParams",
+    "EncoderBlockSaved",
+    "EncoderDecoderConfig",
+    "EncoderDecoderGrads",
+    "EncoderDecoderLossSaved",
+    "EncoderDecoderParams",
+    "EncoderDecoderSaved",
+    "EncoderGrads",
+    "EncoderParams",
+    "EncoderSaved",
+    "LanguageModelConfig",
+    "LanguageModelGrads",
+    "LanguageModelLossSaved",
+    "LanguageModelParams",
+    "LanguageModelSaved",
+    "NormParams",
+    "TokenEmbeddingGrads",
+    "TokenEmbeddingParams",
+    "TokenEmbeddingSaved",
+    "decoder",
+    "decoder_backward",
+    "decoder_block",
+    "decoder_block_backward",
+    "decoder_block_forward",
+    "decoder_forward",
+    "encoder",
+    "encoder_backward",
+    "encoder_block",
+    "encoder_block_backward",
+    "encoder_block_forward",
+    "encoder_decoder",
+    "encoder_decoder_backward",
+    "encoder_decoder_forward",
+    "encoder_decoder_loss",
+    "encoder_decoder_loss_backward",
+    "encoder_decoder_loss_forward",
+    "encoder_forward",
+    "language_model",
+    "language_model_backward",
+    "language_model_forward",
+    "language_model_loss",
+    "language_model_loss_backward",
+    "language_model_loss_forward",
+    "token_embedding",
+    "token_embedding_backward",
+    "token_embedding_forward",
+]
