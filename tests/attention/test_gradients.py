@@ -7,17 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npattn import Dropout, attention_backward, attention_forward, causal_mask, length_mask, segment_mask, window_mask
+from npattn import attention_backward, attention_forward, causal_mask
 from npattn.testing.candidates import npattn_candidate
 from npattn.testing.gradients import check_backward
 from npattn.testing.law import agree
 from npattn.testing.laws import gradients_are_derivatives, is_what_the_loops_say
 from npattn.testing.libraries import Unavailable, asarray, open_library
 from npattn.testing.parts import whole
-from npattn.testing.problems import EXTREMES, Alibi, Relative, attention_problem
+from npattn.testing.problems import EXTREMES, attention_problem
 from npattn.testing.scales import attention_scales, autodiff_bound
 from npattn.testing.strategies import attention_problems
 from tests.attention.autodiff import autodiff_candidate
+from tests.attention.every_option import EVERY_OPTION
 from tests.attention.paths import CANDIDATES
 
 OURS = CANDIDATES["as chosen"]
@@ -70,29 +71,16 @@ def test_pytorch_differentiates_our_forward_of_many(problem):
     agrees_with_autodiff(autodiff_candidate(library_or_skip("torch")), problem)
 
 
-# Together every option, every kind of mask and bias, grouped heads, broadcasting and dead rows.
-PACKED = segment_mask([0, 0, 1, 1, 2], [0, 0, 0, 1, 1, 2, 3])
-EVERY_OPTION = {
-    "bare": attention_problem((2, 3, 5, 7), (2, 3, 11, 7), (2, 3, 11, 2)),
-    "causal, grouped, capped, with a sink": attention_problem(
-        (2, 6, 5, 3), (2, 2, 7, 3), (2, 2, 7, 5), mask=causal_mask(1), softcap=1.0, sinks=True, dlse=True, seed=1
-    ),
-    "hiding bias, dropout, broadcast values": attention_problem(
-        (3, 2, 5, 3), (2, 7, 3), (1, 1, 7, 2), bias=(2, 1, 7), hidden=0.3, dropout=Dropout(0.4, 3), scale=0.7, seed=2
-    ),
-    "lengths, segments, alibi": attention_problem(
-        (2, 2, 5, 3), (2, 1, 7, 3), (2, 1, 7, 2), mask=length_mask([4, 0], [5, 2]) & PACKED, bias=Alibi(2, 1), dlse=True, seed=3
-    ),
-    "windows or an array, relative bias, without heads": attention_problem(
-        (5, 3), (7, 3), (7, 2), mask=window_mask(1, 0) | (np.arange(7) == 3), bias=Relative(8, 1), sinks=True, softcap=3.0, seed=4
-    ),
-}
-
 every_option = pytest.mark.parametrize("case", EVERY_OPTION)
 
 
 @every_option
-def test_jax_differentiates_our_forward(case):
+def test_pytorch_differentiates_every_option(case):
+    agrees_with_autodiff(autodiff_candidate(library_or_skip("torch")), EVERY_OPTION[case])
+
+
+@every_option
+def test_jax_differentiates_every_option(case):
     agrees_with_autodiff(autodiff_candidate(library_or_skip("jax")), EVERY_OPTION[case])
 
 

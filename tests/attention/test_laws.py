@@ -14,6 +14,7 @@ from npattn.testing.layouts import LAYOUTS
 from npattn.testing.libraries import Unavailable, open_library
 from npattn.testing.problems import EXTREMES
 from npattn.testing.strategies import attention_problems
+from tests.attention.every_option import EVERY_OPTION
 from tests.attention.paths import CANDIDATES
 
 OURS = CANDIDATES["as chosen"]
@@ -36,13 +37,20 @@ def hold(name, candidates, examples, **drawn):
 
 
 @every_law
+@pytest.mark.parametrize("path", CANDIDATES)
+def test_every_option(path, name):
+    for problem in EVERY_OPTION.values():
+        LAWS[name](CANDIDATES[path], problem)
+
+
+@every_law
 def test_numpy(name):
-    hold(name, [OURS], 35, layouts=LAYOUTS, empty=True)
+    hold(name, [OURS], 30, layouts=LAYOUTS, empty=True)
 
 
 @every_law
 def test_every_path(name):
-    hold(name, [CANDIDATES[path] for path in OTHER_PATHS], 25, layouts=LAYOUTS, empty=True)
+    hold(name, [CANDIDATES[path] for path in OTHER_PATHS], 20, layouts=LAYOUTS, empty=True)
 
 
 @every_law
