@@ -10,6 +10,14 @@ from npattn._attention.attention import (
     attention_forward,
 )
 from npattn._attention.biases import LazyBias, alibi_bias, relative_bias
+from npattn._attention.jvp import (
+    AttentionBackwardGrads,
+    AttentionTangents,
+    attention_backward_backward,
+    attention_backward_jvp,
+    attention_hvp,
+    attention_jvp,
+)
 from npattn._attention.mask_kinds import causal_mask, causal_mask_end, length_mask, segment_mask, window_mask
 from npattn._attention.masks import Mask
 from npattn._attention.merge import (
@@ -47,10 +55,12 @@ from npattn.layers.positions import Rotary
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionBackwardGrads",
     "AttentionGrads",
     "AttentionSaved",
     "AttentionSteps",
     "AttentionStepsBackward",
+    "AttentionTangents",
     "Dropout",
     "Explorer",
     "LazyBias",
@@ -66,7 +76,11 @@ __all__ = [
     "alibi_bias",
     "attention",
     "attention_backward",
+    "attention_backward_backward",
+    "attention_backward_jvp",
     "attention_forward",
+    "attention_hvp",
+    "attention_jvp",
     "attention_steps",
     "attention_steps_backward",
     "attention_weights",

@@ -213,9 +213,11 @@ def softmax_backward(ops: Ops, dweights: Array, offset: Array, weights: Array, h
     return ops.hide(ops.multiply(ops.subtract(dweights, offset), weights), hidden, 0.0)
 
 
-def cap_backward(ops: Ops, dcapped: Array, slope: Array | None) -> Array:
-    """From capped = c·tanh(scores / c): dscores = dcapped∘slope; and dcapped is dbiased."""
-    return dcapped if slope is None else ops.multiply(dcapped, slope, "dscores")
+def cap_backward(ops: Ops, dcapped: Array, slope: Array | None, hidden: Sequence[Hidden]) -> Array:
+    """From capped = c·tanh(scores / c): dscores = dcapped∘slope, 0 where hidden; and dcapped is dbiased."""
+    if slope is None:
+        return dcapped
+    return ops.hide(ops.multiply(dcapped, slope, "dscores"), hidden, 0.0)  # of a hidden score that overflows it is NaN
 
 
 def backward_tile(ops: Ops, q: Array, k: Array, v: Array, rows: Rows, terms: Terms, kept: Array | None = None) -> TileGrads:
@@ -233,7 +235,7 @@ def backward_tile(ops: Ops, q: Array, k: Array, v: Array, rows: Rows, terms: Ter
     # weights = softmax(biased), biased = capped + bias
     dbiased = softmax_backward(ops, dweights, rows.offset, p, terms.hidden)
     # capped = c·tanh(scores / c)
-    dscores = cap_backward(ops, dbiased, slope)
+    dscores = cap_backward(ops, dbiased, slope, terms.hidden)
     # scores = scale·q kᵀ, with the scale in q
     return TileGrads(ops.matmul(dscores, k, "dq"), ops.matmul(ops.transpose(dscores), q, "dk"), dv, dbiased)
 

@@ -54,7 +54,7 @@ def product(ops: Ops, a: Array, b: Array, ta: Array | None, tb: Array | None, na
     left = None if ta is None else ops.matmul(ta, b, name)
     if tb is None:
         return left
-    return ops.matmul(a, tb, name) if left is None else ops.add(left, ops.matmul(a, tb, f"{name}, too"))
+    return ops.matmul(a, tb, name) if left is None else ops.add(left, ops.matmul(a, tb, "too"))
 
 
 def _transposed(ops: Ops, x: Array | None) -> Array | None:
@@ -89,10 +89,12 @@ def biased_tangent(ops: Ops, tcapped: Array | None, tbias: Array | None, like: A
     return ops.add(ops.xp.zeros_like(like) if tcapped is None else tcapped, tbias)
 
 
-def tangent_sums(ops: Ops, n: Numerators, v: Array, tv: Array | None, terms: Terms, name: str) -> tuple[Array | None, ...]:
-    """The tangents of a tile's share of out and row_sum."""
+def tangent_sums(
+    ops: Ops, n: Numerators, v: Array, tv: Array | None, terms: Terms, name: str, *, keep: bool
+) -> tuple[Array | None, Array | None]:
+    """The tangents of a tile's share of out and row_sum; ``keep`` tbiased, which is still needed."""
     # p = exp(biased - row_max), row_sum = Σ p
-    tp = None if n.tbiased is None else ops.hide(ops.multiply(n.p, n.tbiased, "tp"), terms.hidden, 0.0)
+    tp = None if n.tbiased is None else ops.hide(ops.multiply(n.tbiased, n.p, "tp" if keep else None), terms.hidden, 0.0)
     tsum = None if tp is None else ops.row_sum(tp)
     # dropped = p∘factors, out = dropped v
     dropped, tdropped = _dropped(ops, n.p, tp, terms)
@@ -110,7 +112,7 @@ def jvp_tile(ops: Ops, q: Array, k: Array, v: Array, t: Tangents, terms: Terms, 
     capped, tcapped, _ = capped_scores(ops, q, k, t, terms.softcap)
     part, p = formula.part_of_tile(ops, capped, v, terms, None if before is None else before.part, keep=True)
     n = Numerators(p, biased_tangent(ops, tcapped, t.bias, p))
-    tout, tsum = tangent_sums(ops, n, v, t.v, terms, "tout" if before is None else "tile_tout")
+    tout, tsum = tangent_sums(ops, n, v, t.v, terms, "tout" if before is None else "tile_tout", keep=False)
     if before is None:
         return TangentPart(part, tout, tsum)
     factor = formula.rescale(before.part.row_max, before.part.row_sum, part.row_max, ops.xp)
@@ -200,10 +202,7 @@ def backward_jvp_tile(
     tdbiased = ops.hide(tdbiased, terms.hidden, 0.0)
     dbiased = ops.hide(ops.multiply(pull, p), terms.hidden, 0.0)
     # dscores = dbiased∘slope
-    tdscores = formula.cap_backward(ops, tdbiased, n.slope)
-    if n.tslope is not None:
-        tdscores = ops.add(tdscores, ops.hide(ops.multiply(n.tslope, dbiased), terms.hidden, 0.0))
-    dscores = dbiased if n.slope is None else ops.multiply(dbiased, n.slope)
+    dscores, tdscores = _cap_backward(ops, dbiased, tdbiased, n, terms)
     # dq = scale·dscores k, dk = dscoresᵀ q, with the scale in q
     tdq = product(ops, dscores, k, tdscores, t.k, "dq")
     tdk = product(ops, ops.transpose(dscores), q, ops.transpose(tdscores), t.q, "dk")
@@ -216,6 +215,16 @@ def _weights_tangent(ops: Ops, n: Numerators, tlse: Array | None, terms: Terms) 
         return None
     change = -tlse if n.tbiased is None else ops.subtract(n.tbiased, tlse)
     return ops.hide(ops.multiply(n.p, change, "tp"), terms.hidden, 0.0)
+
+
+def _cap_backward(ops: Ops, dbiased: Array, tdbiased: Array, n: Numerators, terms: Terms) -> tuple[Array, Array]:
+    """dscores and its tangent, beside tdbiased, which is a result."""
+    if n.slope is None:
+        return dbiased, tdbiased
+    tdscores = ops.multiply(tdbiased, n.slope, "tdscores")
+    if n.tslope is not None:
+        tdscores = ops.add(tdscores, ops.multiply(n.tslope, dbiased))
+    return formula.cap_backward(ops, dbiased, n.slope, terms.hidden), ops.hide(tdscores, terms.hidden, 0.0)
 
 
 def _dropped_apart(ops: Ops, p: Array, tp: Array | None, factors: Array) -> tuple[Array, Array | None]:

@@ -18,8 +18,9 @@ from npattn._attention.problem import Problem
 from npattn._attention.stores import RowStore, make_rows
 from npattn._attention.tiling import Sizes, Tile, cut_units, key_part, make_ops, run, unit_bias, unit_rows, unit_tiles
 
-PAIRS = 1 << 18  # rows times keys of a tile with all its tangents: eight matrices and more
-FEWEST_ROWS = 64  # a tile with fewer makes slow products, more costly than making the scores twice
+KEYS = 512  # keys of a tile, at most: there are more matrices of it than forward has
+WHOLE_ROWS = 1 << 19  # rows times keys of a tile that takes whole rows, and so need not make its scores twice
+FEWEST_ROWS = 128  # a tile with fewer makes slow products, more costly than making the scores twice
 
 
 class Jvp(NamedTuple):
@@ -61,6 +62,7 @@ class _Directions:
 
 def jvp(problem: Problem, along: Problem, sizes: Sizes) -> Jvp:
     """Every unit's rows against its tiles, results and tangents merged where its keys are cut."""
+    sizes = _narrow(sizes)
     units = [unit for block in cut_units(problem, sizes) for unit in block]
     value_size = problem.v.shape[-1]
     stores = [make_rows(problem, n, plain=sizes.plain) for n in (value_size, 1, 1, value_size, 1)]
@@ -125,14 +127,16 @@ def backward_jvp(problem: Problem, along: Problem, sizes: Sizes, done: Forward, 
     return BackwardJvp(grads, *(store.result() for store in stores))
 
 
+def _narrow(sizes: Sizes) -> Sizes:
+    return sizes if sizes.plain else sizes._replace(keys=min(sizes.keys, KEYS))
+
+
 def _whole_rows(problem: Problem, sizes: Sizes) -> Sizes:
-    """Smaller tiles, since there are many matrices of each; whole rows where that leaves enough of them."""
-    if sizes.plain:
-        return sizes
-    keys = min(max(problem.keys, 1), PAIRS // FEWEST_ROWS)
-    keys = keys if keys >= problem.keys else sizes.keys
-    rows = max(min(sizes.rows, PAIRS // max(keys, 1)), 1)
-    return sizes._replace(rows=rows, keys=max(keys, sizes.keys), pairs=min(sizes.pairs, PAIRS))
+    """Tiles of whole rows, where that leaves rows enough."""
+    rows = min(sizes.rows, WHOLE_ROWS // max(problem.keys, 1))
+    if sizes.plain or rows < FEWEST_ROWS:
+        return _narrow(sizes)
+    return sizes._replace(rows=rows, keys=problem.keys)
 
 
 class _BackwardJvpUnit:
@@ -193,7 +197,7 @@ class _BackwardJvpUnit:
             t = self.directions.of_tile(tile)
             n = self._numerators(tile, t)
             name = "tile_tout" if count else "tout"
-            tile_tout, tile_tsum = formula_jvp.tangent_sums(self.ops, n, tile.v, t.v, tile.terms, name)
+            tile_tout, tile_tsum = formula_jvp.tangent_sums(self.ops, n, tile.v, t.v, tile.terms, name, keep=True)
             tout = tile_tout if tout is None else self.ops.add(tout, tile_tout)
             tsum = formula_jvp.added(tsum, tile_tsum)
             live = tile.terms.live

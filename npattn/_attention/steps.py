@@ -197,7 +197,7 @@ def attention_steps_backward(dout: Array, saved: AttentionSaved, /, *, dlse: Arr
         dweights = formula.dropout_backward(ops, ddropped, whole.factors)
         dbiased = formula.softmax_backward(ops, dweights, offset, whole.weights(), whole.hidden)
         slope = None if whole.softcap is None else formula.cap_slope(ops, whole.capped, whole.softcap)
-        return ddropped, dweights, dbiased, formula.cap_backward(ops, dbiased, slope)
+        return ddropped, dweights, dbiased, formula.cap_backward(ops, dbiased, slope, whole.hidden)
 
     ddropped, dweights, dbiased, dscores = _collect(saved, problem, unit_steps, 4)
     dcapped = problem.xp.astype(dbiased, dbiased.dtype)

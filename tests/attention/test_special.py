@@ -128,6 +128,18 @@ def test_nan_in_a_query_stays_in_its_row(path):
         np.testing.assert_array_equal(x[1, 0, keep], rows_of(plain)[name][1, 0, keep], err_msg=name)
 
 
+@every_path
+@pytest.mark.parametrize("options", [{}, {"softcap": 1.0}, {"bias": (2, 5, 7)}], ids=str)
+def test_a_hidden_score_that_overflows_is_nothing(path, options):
+    """Sums of finite numbers, of which some lanes are inf and others -inf: the score is NaN, and so is the slope of a cap."""
+    problem = attention_problem((2, 5, 32), (2, 7, 32), (2, 7, 2), mask=causal_mask(1), dlse=True, **options)
+    q, k = np.abs(problem.q) + 1, problem.k.copy()
+    k[:, 3:] = np.where(np.arange(32) % 2, 1, -1) * 1.5e308
+    plain, got = (CANDIDATES[path].answer(problem.replace(q=q, k=x)) for x in (problem.k, k))
+    for name, x in rows_of(got).items():
+        np.testing.assert_array_equal(x[:, :2], rows_of(plain)[name][:, :2], err_msg=name)
+
+
 def test_other_libraries(library):
     """A row of NaN, a dead row and a row as always, in one problem."""
     bias = np.array([[0.0, INF, 0.0], [-INF, -INF, -INF], [0.0, -INF, 1.0]])
