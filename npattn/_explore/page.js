@@ -39,6 +39,8 @@ function start(data, bytes) {
     choices: data.choices.map((choice) => choice.of_run[0]),
     layer: 0, entry: 0, head: 0, step: "weights", query: data.start[0], key: data.start[1], feature: 0,
   };
+  const forward = data.steps.filter((name) => data.forward.includes(name));
+  const backward = data.steps.filter((name) => !data.forward.includes(name));
   let grid = { made: "" };
 
   // Numbers -----------------------------------------------------------------------------------------------------------------
@@ -157,7 +159,7 @@ function start(data, bytes) {
     keepInside();
     drawChoices();
     drawTokens();
-    drawSteps();
+    markSteps();
     drawMatrix();
   }
 
@@ -227,39 +229,50 @@ function start(data, bytes) {
     element.classList.toggle("hidden", isHidden(name, group(), i, j));
   }
 
-  // Even steps of colour for numbers of two signs; for shares even steps of their root, or most of them would be white
+  // Colour grows with the root of a number: in even steps most weights and gradients would look like 0
   function colour(element, name, text) {
-    const value = Number(text), limit = Number(data.limits[state.layer][name].at(-1)), share = shares.includes(name);
+    const value = Number(text), limit = Number(data.marks[state.layer][name].at(-1));
     const size = Number.isFinite(value) && limit > 0 ? Math.min(Math.abs(value) / limit, 1) : 0;
-    const part = Math.round(100 * (share ? Math.sqrt(size) : size));
-    element.style.setProperty("--part", part);
+    element.style.setProperty("--part", Math.round(100 * Math.sqrt(size)));
     element.classList.toggle("less", value < 0);
-    element.classList.toggle("share", share);
-    element.classList.toggle("deep", part > 70);
+    element.classList.toggle("share", shares.includes(name));
   }
 
-  function drawSteps() {
-    const forward = data.steps.filter((name) => data.forward.includes(name));
-    const backward = data.steps.filter((name) => !data.forward.includes(name));
+  function makeSteps() {
     for (const [id, names] of [["forward", forward], ["backward", backward]]) {
-      byId(id).replaceChildren(...names.map((name, n) => {
-        const tabIndex = name === state.step || (n === 0 && !names.includes(state.step)) ? 0 : -1;
-        const button = make("button", { type: "button", textContent: name, tabIndex });
-        if (repeated(name)) Object.assign(button, { className: "repeats", title: `the same as ${repeated(name)} here` });
-        if (name === state.step) button.setAttribute("aria-current", "step");
+      byId(id).replaceChildren(...names.map((name) => {
+        const button = make("button", { type: "button", textContent: name });
         button.addEventListener("click", () => go(name));
         return button;
       }));
     }
     byId("backward-side").hidden = !backward.length;
-    byId("previous").disabled = state.step === data.steps.at(0);
-    byId("next").disabled = state.step === data.steps.at(-1);
+    for (const [id, by] of [["previous", -1], ["next", 1]]) byId(id).addEventListener("click", () => move(by));
+  }
+
+  function markSteps() {
+    for (const [id, names] of [["forward", forward], ["backward", backward]]) {
+      [...byId(id).children].forEach((button, n) => {
+        const here = names[n] === state.step, same = repeated(names[n]);
+        button.setAttribute("aria-current", here ? "step" : "false");
+        button.tabIndex = here || (n === 0 && !names.includes(state.step)) ? 0 : -1;
+        button.className = same ? "repeats" : "";
+        button.title = same ? `the same as ${same} here` : "";
+      });
+    }
+    byId("previous").setAttribute("aria-disabled", state.step === data.steps.at(0));
+    byId("next").setAttribute("aria-disabled", state.step === data.steps.at(-1));
+  }
+
+  function move(by) {
+    const to = data.steps[data.steps.indexOf(state.step) + by];
+    if (to) go(to);
   }
 
   function go(name) {
     state.step = name;
     keepInside();
-    drawSteps();
+    markSteps();
     drawMatrix();
   }
 
@@ -306,7 +319,7 @@ function start(data, bytes) {
   }
 
   function drawLegend(name) {
-    const marks = data.limits[state.layer][name].map((text) => {
+    const marks = data.marks[state.layer][name].map((text) => {
       const mark = make("span", { className: "mark" }, text);
       colour(mark, name, text);
       return mark;
@@ -343,7 +356,11 @@ function start(data, bytes) {
     byId("pair").append(row, make("span", { textContent: columnOf(name) === "key" ? "reads" : "at feature" }), column);
     const from = sources(name, g, i, j).map(([step, to_i, to_j]) => {
       const button = make("button", { type: "button", textContent: `${step}[${to_i}, ${to_j}]` });
-      button.addEventListener("click", () => { choose(to_i, to_j, step); markQuery(); go(step); });
+      button.addEventListener("click", () => {
+        choose(to_i, to_j, step);
+        go(step);
+        chooseCell(...chosen()); // this button is gone, and the focus must be somewhere
+      });
       return button;
     });
     if (from.length) byId("pair").append(make("span", { id: "sources" }, "made from ", ...from));
@@ -372,8 +389,8 @@ function start(data, bytes) {
   }
 
   walk("queries", chooseQuery);
-  walk("forward", (n) => byId("forward").children[n].click());
-  walk("backward", (n) => byId("backward").children[n].click());
+  walk("forward", (n) => go(forward[n]));
+  walk("backward", (n) => go(backward[n]));
   const cellAt = (event) => {
     const cell = event.target.closest("tbody td");
     return cell && [cell.parentElement.rowIndex - 1, cell.cellIndex - 1];
@@ -392,10 +409,8 @@ function start(data, bytes) {
     event.preventDefault();
     chooseCell(...to);
   });
-  const move = (by) => go(data.steps[data.steps.indexOf(state.step) + by]);
-  byId("previous").addEventListener("click", () => move(-1));
-  byId("next").addEventListener("click", () => move(1));
   byId("choices").addEventListener("submit", (event) => event.preventDefault());
+  makeSteps();
   draw();
 }
 

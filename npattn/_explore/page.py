@@ -38,7 +38,7 @@ def make_page(given: Runs, tokens: Any, features: int | None) -> str:
         "choices": [choice._asdict() for choice in given.choices],
         "tokens": [read_tokens(tokens, layer.problem.queries, layer.problem.keys) for layer in given.runs[0]],
         "runs": [[pack(layer, packer, features) for layer in run] for run in given.runs],
-        "limits": [
+        "marks": [
             {name: _marks(name, [run[n].arrays[name][..., :features] for run in given.runs]) for name in shown}
             for n in range(len(given.runs[0]))
         ],
@@ -66,5 +66,5 @@ def _marks(name: str, arrays: list[Any]) -> list[str]:
     """The numbers that a step's colours are explained by, up to the largest: the same for all heads and runs of a layer."""
     finite = [np.abs(x[np.isfinite(x)]) for x in arrays]
     most = max((float(x.max()) for x in finite if x.size), default=0.0)
-    parts = (0, 1 / 16, 1 / 4, 9 / 16, 1) if name in ("weights", "dropped") else (-1, -0.5, 0, 0.5, 1)
+    parts = (0, 1 / 16, 1 / 4, 9 / 16, 1) if name in ("weights", "dropped") else (-1, -1 / 4, 0, 1 / 4, 1)
     return [number(part * most) for part in parts] if most else ["0"]

@@ -47,9 +47,6 @@ def read_runs(runs: Any) -> Runs:
     layers = [[_layer(layer) for layer in run] for run in given]
     if not layers or not all(layers):
         raise ValueError("explore: runs must hold at least one run of at least one layer")
-    for run in layers:
-        for layer in run:
-            _check_size(layer)
     if len({len(run) for run in layers}) > 1:
         raise ValueError(f"explore: every run must have as many layers as the others, got {[len(run) for run in layers]}")
     for n, layer in enumerate(layers[0]):
@@ -72,11 +69,11 @@ def _layers(run: Any) -> Sequence[Any]:
 def _layer(layer: Any) -> Layer:
     if isinstance(layer, (MultiHeadAttentionSteps, MultiHeadAttentionStepsBackward)):
         layer = layer.attention
-    if isinstance(layer, AttentionStepsBackward):
-        return Layer(layer.steps, layer)
-    if isinstance(layer, AttentionSteps):
-        return Layer(layer, None)
-    raise _wrong_kind(layer)
+    if not isinstance(layer, (AttentionSteps, AttentionStepsBackward)):
+        raise _wrong_kind(layer)
+    steps, backward = (layer, None) if isinstance(layer, AttentionSteps) else (layer.steps, layer)
+    _check_size(tuple(steps.weights.shape))
+    return Layer(steps, backward)
 
 
 def _wrong_kind(given: Any) -> TypeError:
@@ -86,11 +83,10 @@ def _wrong_kind(given: Any) -> TypeError:
     )
 
 
-def _check_size(layer: Layer) -> None:
-    problem = layer.problem
-    T, S = problem.queries, problem.keys
-    if not (T and S and math.prod(layer.outer)):
-        raise ValueError(f"explore: there is nothing to show: the weights have the shape {(*layer.outer, T, S)}")
+def _check_size(shape: tuple[int, ...]) -> None:
+    T, S = shape[-2:]
+    if not math.prod(shape):
+        raise ValueError(f"explore: there is nothing to show: the weights have the shape {shape}")
     if max(T, S) > MOST:
         raise ValueError(f"explore: a page shows at most {MOST} queries and keys, got T = {T}, S = {S}: take a part of them")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -57,7 +58,7 @@ class Layer:
     def _put(self, name: str, array: Any) -> None:
         array = to_numpy(array).astype(np.float64)
         outer = array.shape[:-2]
-        self.arrays[name] = array.reshape(-1, *array.shape[-2:])
+        self.arrays[name] = array.reshape(math.prod(outer), *array.shape[-2:])
         index = [own_index(self.problem, outer, at) for at in np.ndindex(*self.outer)]
         self.own[name] = [int(np.ravel_multi_index(i, outer)) if outer else 0 for i in index]
 
