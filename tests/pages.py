@@ -21,9 +21,10 @@ class Page:
 
     def part(self, name: str) -> str:
         """What stands in a script element."""
-        return re.search(rf'<script type="[\w/]+" id="{name}">(.*?)</script>', self.html, re.DOTALL)[1]
+        (text,) = re.findall(rf'<script type="[\w/]+" id="{name}">(.*?)</script>', self.html, re.DOTALL)
+        return str(text)
 
-    def run(self, *choices: int) -> list[dict[str, Any]]:
+    def run(self, *choices: int) -> Any:
         """The layers of the run for which the choices have these values."""
         wanted = list(choices)
         (n,) = [n for n in range(len(self.data["runs"])) if [c["of_run"][n] for c in self.data["choices"]] == wanted]
@@ -65,7 +66,7 @@ class Page:
                 return self.terms(layer, name, recipe["sum"], g, i, j)
             if match[1] == "reason":
                 return self.fill(layer["reasons"][self.number(layer, "masked", g, i, j) - 1], layer, name, recipe, g, i, j)
-            return layer["numbers"].get(match[1]) or self.number(layer, match[1], g, i, j)
+            return str(layer["numbers"].get(match[1]) or self.number(layer, match[1], g, i, j))
 
         return re.sub(r"\{(\w+)\}", gap, text)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,10 +61,10 @@ class Shown:
     def run(self, script: str, *arguments: Any) -> Any:
         return self.browser.execute_script(script, *arguments)
 
-    def all(self, selector: str) -> list[Any]:
+    def all(self, selector: str) -> Any:
         return self.browser.find_elements("css selector", selector)
 
-    def text(self, name: str) -> str:
+    def text(self, name: str) -> Any:
         """What an element holds, with its blanks."""
         return self.run("return document.getElementById(arguments[0]).textContent", name)
 
@@ -85,18 +84,18 @@ class Shown:
         for key in keys:
             ActionChains(self.browser).send_keys(getattr(Keys, key)).perform()
 
-    def focused(self) -> str:
+    def focused(self) -> Any:
         """The element that has the focus, in a word."""
         return self.run(
             "const e = document.activeElement;"
             "return e.id || (e.matches('td') ? 'cell' : e.parentElement.id + ': ' + e.textContent)"
         )
 
-    def weights(self) -> list[str]:
+    def weights(self) -> Any:
         """What stands under the keys."""
         return self.run("return [...document.querySelectorAll('#keys small')].map((e) => e.textContent)")
 
-    def texts(self, *rows: int) -> dict[str, list[list[str]]]:
+    def texts(self, *rows: int) -> Any:
         """Every explanation, found by clicking on every cell of every step, or of some rows."""
         return self.run(
             """
@@ -406,7 +405,7 @@ def test_nothing_leaves_the_screen_or_is_covered(shown, width, dark, tokens):
 
 def luminance(colour: str) -> float:
     """Of a CSS colour as a browser computes it, opaque, in sRGB or OKLab."""
-    kind, numbers = re.fullmatch(r"(\w+)\((.*)\)", colour).groups()
+    kind, _, numbers = colour.rstrip(")").partition("(")
     if kind in ("rgb", "rgba"):
         channels = [float(n) / 255 for n in numbers.replace(",", " ").split()[:3]]
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
