@@ -11,6 +11,7 @@ PATHS: dict[str, Sizes | None] = {
     "scratch": Sizes(rows=2, keys=3, pairs=12, plain=False, keep=False),
     "scratch, rows apart": Sizes(rows=3, keys=3, pairs=18, plain=False, keep=True, apart=1),
     "scratch, kept": Sizes(rows=3, keys=2, pairs=12, plain=False, keep=True),
+    "scratch, many heads": Sizes(rows=64, keys=4, pairs=1 << 14, plain=False, keep=False),
     "plain": Sizes(rows=3, keys=2, pairs=12, plain=True, keep=False),
     "plain, kept": Sizes(rows=2, keys=3, pairs=12, plain=True, keep=True),
 }
