@@ -160,9 +160,8 @@ def delta_tangent(dout: Array, tdout: Array | None, out: Array, tout: Array | No
 
 def rows_tangent(tdout: Array | None, toffset: Array, tlse: Array | None, row_sum: Array, xp: Namespace) -> RowTangents:
     """The row terms of every tile, divided by row_sum as those of ``rows_backward`` are."""
-    seen, inverse = row_sum != 0, formula.reciprocal(row_sum, xp)
-    tdout = None if tdout is None else xp.where(seen, tdout * inverse, 0.0)
-    return RowTangents(tdout, xp.where(seen, toffset * inverse, 0.0), tlse)
+    inverse = formula.reciprocal(row_sum, xp)
+    return RowTangents(None if tdout is None else tdout * inverse, toffset * inverse, tlse)
 
 
 def numerators_again(ops: Ops, q: Array, k: Array, t: Tangents, shift: Array, terms: Terms) -> Numerators:

@@ -21,7 +21,21 @@ Along = Mapping[str, np.ndarray]  # tangents by the name of their input: q, k, v
 Tweak = Callable[[Any], Any]
 
 # every term that a fault can sit in
-TERMS = ("tbiased", "tlse", "tout", "tdelta", "tweights", "tdweights", "tdbiased", "tslope", "tdq", "tdk", "tdv", "tdbias", "tdsinks")
+TERMS = (
+    "tbiased",
+    "tlse",
+    "tout",
+    "tdelta",
+    "tweights",
+    "tdweights",
+    "tdbiased",
+    "tslope",
+    "tdq",
+    "tdk",
+    "tdv",
+    "tdbias",
+    "tdsinks",
+)
 
 
 class Results(NamedTuple):
@@ -94,7 +108,7 @@ class _Matrices:
         self.tbias = np.zeros(pairs, dtype=dtype)
         if "bias" in along:
             lazy = isinstance(problem.bias, LazyBias)
-            dense = dense_bias(bias_with(problem.bias, along["bias"]), *pairs[-3:]) if lazy else along["bias"]
+            dense: Any = dense_bias(bias_with(problem.bias, along["bias"]), *pairs[-3:]) if lazy else along["bias"]
             self.tbias = np.where(self.seen, np.asarray(np.broadcast_to(dense, pairs), dtype=dtype), 0)
         none = np.full(p.heads, -np.inf)
         self.sinks = np.asarray(none if p.sinks is None else p.sinks, dtype=dtype)[:, None, None]

@@ -27,7 +27,9 @@ INPUTS = ("q", "k", "v", "bias", "sinks")
 def directions(problem: AttentionProblem, purpose: str = "tangents", *, share: float = 1.0) -> dict[str, np.ndarray]:
     """A random tangent of every input and cotangent, or of a ``share`` of them."""
     rng = problem.rng(purpose)
-    named = {name: rng.standard_normal(x.shape).astype(x.dtype.newbyteorder("=")) for name, x in problem.inputs().arrays().items()}
+    named = {
+        name: rng.standard_normal(x.shape).astype(x.dtype.newbyteorder("=")) for name, x in problem.inputs().arrays().items()
+    }
     return {name: t for name, t in named.items() if rng.random() < share}
 
 
