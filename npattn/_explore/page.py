@@ -11,8 +11,9 @@ import numpy as np
 
 from npattn._attention.explain import FORMULAS, number
 from npattn._explore.numbers import Packer
-from npattn._explore.runs import Runs, read_tokens
+from npattn._explore.runs import Runs
 from npattn._explore.tables import BACKWARD, FORWARD, LEAST, pack
+from npattn._explore.tokens import token_pair
 
 GIVEN = {"q": "given", "k": "given", "v": "given", "dout": "given: the gradient that arrives at out"}
 PROJECTED = {
@@ -36,7 +37,7 @@ def make_page(given: Runs, tokens: Any, features: int | None) -> str:
         "start": _start(given),
         "formulas": FORMULAS | (PROJECTED if given.projected else GIVEN),
         "choices": [choice._asdict() for choice in given.choices],
-        "tokens": [read_tokens(tokens, layer.problem.queries, layer.problem.keys) for layer in given.runs[0]],
+        "tokens": [token_pair("explore", tokens, layer.problem.queries, layer.problem.keys) for layer in given.runs[0]],
         "runs": [[pack(layer, packer, features) for layer in run] for run in given.runs],
         "marks": [
             {name: _marks(name, [run[n].arrays[name][..., :features] for run in given.runs]) for name in shown}

@@ -125,32 +125,3 @@ def _settings(problem: Problem) -> dict[str, str]:
         "sinks": "none" if options.sinks is None else f"array{tuple(options.sinks.shape)}",
         "dropout": "none" if options.dropout is None else repr(options.dropout),
     }
-
-
-# Tokens -----------------------------------------------------------------------------------------------------------------------
-
-
-def read_tokens(tokens: Any, T: int, S: int) -> tuple[list[str], list[str]]:
-    """Names for the queries and the keys: one sequence for both, a pair, or their positions."""
-    if tokens is None:
-        return [str(i) for i in range(T)], [str(j) for j in range(S)]
-    if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Sequence):
-        raise TypeError(
-            f"explore: tokens must be a sequence of strings, or a pair of such for queries and keys, got {type(tokens).__name__}"
-        )
-    pair = len(tokens) == 2 and not any(isinstance(part, str) for part in tokens)
-    of_q, of_k = tokens if pair else (tokens, tokens)
-    for side, names, letter, count in (("queries", of_q, "T", T), ("keys", of_k, "S", S)):
-        if isinstance(names, (str, bytes)) or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"explore: the tokens of the {side} must be strings")
-        if len(names) != count:
-            raise ValueError(f"explore: there must be {letter} = {count} tokens for the {side}, got {len(names)}")
-    return [visible(name) for name in of_q], [visible(name) for name in of_k]
-
-
-def visible(token: str) -> str:
-    """A token with what cannot be seen, or turns text around, written out; blanks at its ends as ``␣``."""
-    inner = token.strip(" ")
-    start = len(token) - len(token.lstrip(" "))
-    shown = "".join(c if c.isprintable() or c == "\u200d" else c.encode("unicode_escape").decode("ascii") for c in inner)
-    return "␣" * start + shown + "␣" * (len(token) - start - len(inner))
