@@ -52,7 +52,7 @@ def check(law: Law, candidate: Candidate, examples: int = 60, **drawn: Any) -> N
     @settings(
         max_examples=examples, phases=[Phase.generate], database=None, derandomize=True, suppress_health_check=list(HealthCheck)
     )  # fmt: skip
-    @given(attention_problems(max_side=4, **drawn))
+    @given(attention_problems(**{"max_side": 4, **drawn}))
     def holds(problem):
         law(candidate, problem)
 
@@ -67,7 +67,7 @@ def test_right_matrices_keep_every_law(name):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_finite_differences_catch_a_wrong_backward(fault):
     with pytest.raises(LawBroken, match="gradients_are_derivatives") as caught:
-        check(gradients_are_derivatives, matrix_candidate(fault, **FAULTS[fault]))
+        check(gradients_are_derivatives, matrix_candidate(fault, **FAULTS[fault]), max_side=3)  # a small table is made quickly
     assert "worst element" in str(caught.value)
     assert "problem: attention_problem(" in str(caught.value)
 
@@ -86,7 +86,7 @@ def test_the_bound_of_autodiff_catches_a_slip(term):
 
 @pytest.mark.parametrize("term", TERMS)
 def test_the_bound_of_float32_catches_a_slip(term):
-    many = {"dtypes": ["float32"], "ranks": [3], "H": 16, "examples": 40}  # results of 16 elements and more
+    many = {"dtypes": ["float32"], "ranks": [3], "H": 16, "examples": 12}  # results of 16 elements and more
     check(is_as_precise_as_the_naive_formula, matrix_candidate(), **many)
     with pytest.raises(LawBroken):
         check(is_as_precise_as_the_naive_formula, slipped(term), **many)

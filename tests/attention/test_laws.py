@@ -23,6 +23,10 @@ OTHER_PATHS = [path for path in CANDIDATES if path != "as chosen"]
 every_law = pytest.mark.parametrize("name", LAWS)
 
 
+def slow_paths(*names):
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def hold(name, candidates, examples, **drawn):
     """A law on random problems, with draws of its own: without a seed, every law would see the same problems."""
 
@@ -37,7 +41,7 @@ def hold(name, candidates, examples, **drawn):
 
 
 @every_law
-@pytest.mark.parametrize("path", CANDIDATES)
+@pytest.mark.parametrize("path", ["as chosen", "scratch, many heads", *slow_paths("scratch", "scratch, kept", "plain, kept")])
 def test_every_option(path, name):
     for problem in EVERY_OPTION.values():
         LAWS[name](CANDIDATES[path], problem)

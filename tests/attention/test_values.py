@@ -17,6 +17,7 @@ from npattn.testing.layouts import LAYOUTS
 from npattn.testing.problems import Alibi, Relative
 from tests.attention.paths import CANDIDATES
 
+some_paths = pytest.mark.parametrize("path", ["as chosen", "scratch, kept", "scratch, many heads"])
 every_path = pytest.mark.parametrize("path", CANDIDATES)
 
 
@@ -43,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@every_path
+@some_paths
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("leading", LEADING, ids=str)
 def test_leading_axes_broadcast(path, leading, options):
@@ -80,7 +81,7 @@ PAIRS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@every_path
+@some_paths
 @pytest.mark.parametrize(
     "pair", [p for p in itertools.combinations(PAIRS, 2) if sum("bias" in PAIRS[n] for n in p) < 2], ids="-".join
 )

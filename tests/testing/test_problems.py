@@ -112,7 +112,7 @@ def test_everything_is_drawn(feature):
     find(
         attention_problems(),
         feature,
-        settings=settings(max_examples=3000, database=None, derandomize=True, phases=[Phase.generate]),
+        settings=settings(max_examples=1500, database=None, derandomize=True, phases=[Phase.generate]),
     )
 
 
