@@ -361,10 +361,11 @@ def test_the_chosen_cell_stays_in_sight(shown):
     shown.open(explore(attention_steps(attention_forward(q, q, q)[1])), width=360)
     inside = """
         const box = document.getElementById("matrix").getBoundingClientRect();
-        const cell = document.activeElement.getBoundingClientRect();
+        const cell = document.querySelector("td.chosen").getBoundingClientRect();
         const [side, head] = ["tbody th", "thead th"].map((s) => document.querySelector("#matrix " + s).getBoundingClientRect());
         return cell.left >= side.right - 2 && cell.right <= box.right && cell.top >= head.bottom - 2 && cell.bottom <= box.bottom;
     """
+    assert shown.run(inside)  # the last query, as there is no gradient
     shown.run("document.querySelector('td.chosen').focus()")
     for keys in (["HOME"], ["END"], ["ARROW_UP"] * 63, ["HOME"], ["ARROW_DOWN"] * 5):
         shown.press(*keys)

@@ -247,7 +247,7 @@ def test_arrays_of_every_library(library):
 
 # How they look ----------------------------------------------------------------------------------------------------------------
 
-STRANGE = ["$x_1$", "$\\frac{", "</b>", "a very long token, much longer than there is room for", " d ", "\n", ""]
+STRANGE = ["$x_1$", "$\\frac{$", "</b>", "a very long token, much longer than there is room for", " d ", "\n", ""]
 
 
 def big(T: int, S: int) -> Any:
