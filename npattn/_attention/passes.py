@@ -22,12 +22,14 @@ from npattn._attention.tiling import (
     ONE_TILE,
     Sizes,
     Tile,
+    complete_rows,
     cut_units,
     is_one_unit,
     make_ops,
     run,
     unit_rows,
     unit_tiles,
+    whole_tile,
     whole_unit,
 )
 
@@ -58,11 +60,8 @@ class Backward(NamedTuple):
 
 def forward(problem: Problem, sizes: Sizes, *, keep: bool) -> Forward:
     """Every unit's rows against its tiles, merged where its keys are cut."""
-    if sizes is ONE_TILE and is_one_unit(problem):
-        with np.errstate(all="ignore"):
-            part, of_unit = _forward_unit(problem, sizes, whole_unit(problem), make_ops(problem, sizes), _nothing, keep=keep)
-        out, row_max, row_sum = [_whole_rows(problem, x) for x in part]
-        return Forward(out, row_max, row_sum, (of_unit,) if keep else None)
+    if sizes is ONE_TILE and problem.keys and is_one_unit(problem):
+        return _forward_whole(problem, keep=keep)
     units = [unit for block in cut_units(problem, sizes) for unit in block]
     stores = [make_rows(problem, n, plain=sizes.plain) for n in (problem.v.shape[-1], 1, 1)]
     kept: list[Any] = [()] * len(units)
@@ -96,6 +95,22 @@ def _rooms(problem: Problem, sizes: Sizes, units: list[Place]) -> list[Array | N
     return [memory[a:b] for a, b in itertools.pairwise(edges)]
 
 
+def _forward_whole(problem: Problem, *, keep: bool) -> Forward:
+    """``forward`` of a small problem: one tile, and nothing to put together."""
+    ops, options, unit = make_ops(problem, ONE_TILE), problem.options, whole_unit(problem)
+    with np.errstate(all="ignore"):
+        q = ops.load(complete_rows(problem, problem.q), "q", scale=options.scale)
+        tile = whole_tile(problem, unit, ops)
+        part, p = formula.forward_tile(ops, q, tile.k, tile.v, tile.terms, keep=keep)
+        made_with = None
+        if options.sinks is not None:
+            made_with = part.row_max
+            part = formula.add_sink(part, sink_rows(problem, unit), problem.xp)
+        out = formula.normalised(part, problem.xp, every_row_sees=problem.every_row_sees)
+    kept = (((p, made_with),),) if keep else None
+    return Forward(_whole_rows(problem, out), _whole_rows(problem, part.row_max), _whole_rows(problem, part.row_sum), kept)
+
+
 def _whole_rows(problem: Problem, rows: Array) -> Array:
     """The rows (..., K, G·T, n) of the only unit as (..., H, T, n)."""
     lead, shape = problem.lead, rows.shape
@@ -104,10 +119,6 @@ def _whole_rows(problem: Problem, rows: Array) -> Array:
     if problem.group == 1:
         return rows
     return problem.xp.reshape(rows, (*lead, problem.kv_heads * problem.group, problem.queries, shape[-1]))
-
-
-def _nothing() -> None:
-    """The check of a job that nothing else waits for."""
 
 
 def _forward_unit(
@@ -150,8 +161,7 @@ def backward(problem: Problem, sizes: Sizes, done: Forward, dout: Array, dlse: A
         with np.errstate(all="ignore"):
             unit, ops = whole_unit(problem), make_ops(problem, sizes)
             rows = _BackwardUnit(problem, unit, ops, done, dout, dlse)
-            (tile,) = unit_tiles(problem, unit, sizes, ops)
-            grads = rows.tile(tile, done.kept[0][0] if done.kept is not None else None)
+            grads = rows.tile(whole_tile(problem, unit, ops), done.kept[0][0] if done.kept is not None else None)
             return Backward(_whole_rows(problem, rows.dq()), grads.dk, grads.dv, None, None)
 
     def begin(ops: Ops, index: int, unit: Place) -> _BackwardUnit:

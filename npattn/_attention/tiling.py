@@ -210,15 +210,23 @@ def whole_unit(problem: Problem) -> Place:
     return Place(tuple(lead), heads, group, queries, keys, problem.whole, complete=True)
 
 
+def complete_rows(problem: Problem, x: Array) -> Array:
+    """An array (..., H, T, ·) with the groups folded into rows: (..., K, G·T, ·)."""
+    if problem.group == 1:
+        return x
+    *lead, _, queries, last = x.shape
+    return problem.xp.reshape(x, (*lead, problem.kv_heads, problem.group * queries, last))
+
+
 def unit_rows(problem: Problem, unit: Place, x: Array) -> Array:
     """A unit's part of an array (..., H, T, ·), with the group folded into rows: (..., K, rows, ·)."""
-    group = problem.group
-    if group == 1:
-        return x if unit.complete else x[(*_parts(unit, x.shape), unit.queries, ...)]
+    if unit.complete:
+        return complete_rows(problem, x)
+    if problem.group == 1:
+        return x[(*_parts(unit, x.shape), unit.queries, ...)]
     *lead, _, queries, last = x.shape
-    if not unit.complete:
-        x = problem.xp.reshape(x, (*lead, problem.kv_heads, group, queries, last))
-        x = x[(*_parts(unit, x.shape), unit.group, unit.queries, ...)]
+    x = problem.xp.reshape(x, (*lead, problem.kv_heads, problem.group, queries, last))
+    x = x[(*_parts(unit, x.shape), unit.group, unit.queries, ...)]
     return problem.xp.reshape(x, (*x.shape[: len(lead)], unit.heads.stop - unit.heads.start, unit.rows, last))
 
 
@@ -243,10 +251,14 @@ def _parts(place: Place, shape: tuple[int, ...]) -> tuple[slice, ...]:
 def unit_tiles(problem: Problem, unit: Place, sizes: Sizes, ops: Ops) -> Iterable[Tile]:
     """The tiles of a unit in order."""
     if sizes is ONE_TILE:
-        mixed = [] if problem.options.mask is None else [unit.keys]
-        return (make_tile(problem, unit, mixed, ops, trimmed=False),) if problem.keys else ()
+        return (whole_tile(problem, unit, ops),) if problem.keys else ()
     tiles = key_tiles(problem, unit, sizes)
     return (make_tile(problem, unit._replace(keys=keys), mixed, ops, trimmed=True) for keys, mixed in tiles)
+
+
+def whole_tile(problem: Problem, unit: Place, ops: Ops) -> Tile:
+    """A unit's only tile, of all keys; what the mask leaves of them is not looked for."""
+    return make_tile(problem, unit, [] if problem.options.mask is None else [unit.keys], ops, trimmed=False)
 
 
 def make_tile(problem: Problem, place: Place, mixed: list[slice], ops: Ops, *, trimmed: bool) -> Tile:
