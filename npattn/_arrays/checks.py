@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from npattn._arrays.namespace import Array, dtype_name
+from npattn._arrays.namespace import Array, array_namespace, dtype_name
 
 
 def shape_error(op: str, name: str, expected: str, shape: Sequence[int], hint: str = "") -> NoReturn:
@@ -55,6 +55,19 @@ def check_cotangent(op: str, name: str, array: Array, letters: str, shape: Seque
         shape_error(op, name, f"{letters} = {tuple(shape)} as the result", array.shape)
     if dtype_name(array.dtype) != dtype_name(dtype):
         raise TypeError(f"{op}: {name} must be {dtype_name(dtype)} as the result, got {dtype_name(array.dtype)}")
+
+
+def check_tangent(op: str, name: str, tangent: Array | None, x: Array | None) -> None:
+    """A tangent has the shape and the dtype of its input, and lives where that does; ``None`` is 0."""
+    if tangent is None:
+        return
+    if x is None:
+        raise ValueError(f"{op}: t{name} is given, but there is no {name}")
+    array_namespace(op, **{name: x, f"t{name}": tangent})
+    if tuple(tangent.shape) != tuple(x.shape):
+        shape_error(op, f"t{name}", f"{tuple(x.shape)} as {name} has", tangent.shape)
+    if dtype_name(tangent.dtype) != dtype_name(x.dtype):
+        raise TypeError(f"{op}: t{name} must be {dtype_name(x.dtype)} as {name} is, got {dtype_name(tangent.dtype)}")
 
 
 def host_float(op: str, name: str, value: Any, *, positive: bool = False) -> float:

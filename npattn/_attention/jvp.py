@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from npattn._arrays.checks import shape_error
-from npattn._arrays.namespace import Array, array_namespace, dtype_name
+from npattn._arrays.checks import check_tangent
+from npattn._arrays.namespace import Array
 from npattn._arrays.trees import with_tree_repr
 from npattn._attention import formula
 from npattn._attention.attention import AttentionGrads, AttentionSaved, as_grads, own, saved_rows
@@ -329,8 +329,7 @@ def _along(problem: Problem, tangents: AttentionTangents, inputs: Mapping[str, A
     bias, sinks, xp = problem.options.bias, problem.options.sinks, problem.xp
     like = {**inputs, "bias": bias.parameters if isinstance(bias, LazyBias) else bias, "sinks": sinks}
     for name, t in zip(like, (tq, tk, tv, tbias, tsinks), strict=True):
-        if t is not None:
-            _check_tangent(op, name, t, like[name])
+        check_tangent(op, name, t, like[name])
 
     def placed(t: Array | None, x: Array) -> Array | None:
         if t is None:
@@ -342,13 +341,3 @@ def _along(problem: Problem, tangents: AttentionTangents, inputs: Mapping[str, A
         tbias = bias.with_parameters(tbias)
     options = problem.options._replace(bias=tbias, sinks=tsinks)
     return problem._replace(q=placed(tq, problem.q), k=placed(tk, problem.k), v=placed(tv, problem.v), options=options)
-
-
-def _check_tangent(op: str, name: str, t: Array, x: Array | None) -> None:
-    if x is None:
-        raise ValueError(f"{op}: t{name} is given, but there is no {name}")
-    array_namespace(op, **{name: x, f"t{name}": t})
-    if tuple(t.shape) != tuple(x.shape):
-        shape_error(op, f"t{name}", f"{tuple(x.shape)} as {name} has", t.shape)
-    if dtype_name(t.dtype) != dtype_name(x.dtype):
-        raise TypeError(f"{op}: t{name} must be {dtype_name(x.dtype)} as {name} is, got {dtype_name(t.dtype)}")

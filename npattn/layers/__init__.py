@@ -44,6 +44,18 @@ from npattn.layers.activation import (
     silu_backward,
     silu_forward,
 )
+from npattn.layers.activation_jvp import (
+    gate_backward_jvp,
+    gate_jvp,
+    gelu_backward_jvp,
+    gelu_jvp,
+    gelu_tanh_backward_jvp,
+    gelu_tanh_jvp,
+    relu_backward_jvp,
+    relu_jvp,
+    silu_backward_jvp,
+    silu_jvp,
+)
 from npattn.layers.dropout import Dropout, DropoutGrads, DropoutSaved, dropout, dropout_backward, dropout_forward
 from npattn.layers.embedding import (
     EmbeddingGrads,
@@ -64,6 +76,12 @@ from npattn.layers.feed_forward import (
     feed_forward,
     feed_forward_backward,
     feed_forward_forward,
+)
+from npattn.layers.feed_forward_jvp import (
+    feed_forward_backward_jvp,
+    feed_forward_jvp,
+    gated_feed_forward_backward_jvp,
+    gated_feed_forward_jvp,
 )
 from npattn.layers.gate import GateGrads, GateSaved, gate, gate_backward, gate_forward
 from npattn.layers.gated_feed_forward import (
@@ -99,7 +117,21 @@ from npattn.layers.heads import (
     project_heads_forward,
 )
 from npattn.layers.linear import LinearGrads, LinearSaved, linear, linear_backward, linear_forward
+from npattn.layers.linear_jvp import (
+    linear_backward_jvp,
+    linear_jvp,
+    merge_heads_backward_jvp,
+    merge_heads_jvp,
+    project_heads_backward_jvp,
+    project_heads_jvp,
+    tied_logits_backward_jvp,
+    tied_logits_jvp,
+)
 from npattn.layers.loss import CrossEntropyGrads, CrossEntropySaved, cross_entropy, cross_entropy_backward, cross_entropy_forward
+from npattn.layers.loss_jvp import (
+    cross_entropy_backward_jvp,
+    cross_entropy_jvp,
+)
 from npattn.layers.norm import (
     LayerNormGrads,
     LayerNormSaved,
@@ -111,6 +143,12 @@ from npattn.layers.norm import (
     rms_norm,
     rms_norm_backward,
     rms_norm_forward,
+)
+from npattn.layers.norm_jvp import (
+    layer_norm_backward_jvp,
+    layer_norm_jvp,
+    rms_norm_backward_jvp,
+    rms_norm_jvp,
 )
 from npattn.layers.positions import (
     Rotary,
@@ -137,6 +175,10 @@ from npattn.layers.softmax import (
     softmax,
     softmax_backward,
     softmax_forward,
+)
+from npattn.layers.softmax_jvp import (
+    softmax_backward_jvp,
+    softmax_jvp,
 )
 
 __all__ = [
@@ -186,7 +228,9 @@ __all__ = [
     "TiedLogitsSaved",
     "cross_entropy",
     "cross_entropy_backward",
+    "cross_entropy_backward_jvp",
     "cross_entropy_forward",
+    "cross_entropy_jvp",
     "dropout",
     "dropout_backward",
     "dropout_forward",
@@ -195,25 +239,39 @@ __all__ = [
     "embedding_forward",
     "feed_forward",
     "feed_forward_backward",
+    "feed_forward_backward_jvp",
     "feed_forward_forward",
+    "feed_forward_jvp",
     "gate",
     "gate_backward",
+    "gate_backward_jvp",
     "gate_forward",
+    "gate_jvp",
     "gated_feed_forward",
     "gated_feed_forward_backward",
+    "gated_feed_forward_backward_jvp",
     "gated_feed_forward_forward",
+    "gated_feed_forward_jvp",
     "gelu",
     "gelu_backward",
+    "gelu_backward_jvp",
     "gelu_forward",
+    "gelu_jvp",
     "gelu_tanh",
     "gelu_tanh_backward",
+    "gelu_tanh_backward_jvp",
     "gelu_tanh_forward",
+    "gelu_tanh_jvp",
     "layer_norm",
     "layer_norm_backward",
+    "layer_norm_backward_jvp",
     "layer_norm_forward",
+    "layer_norm_jvp",
     "linear",
     "linear_backward",
+    "linear_backward_jvp",
     "linear_forward",
+    "linear_jvp",
     "log_softmax",
     "log_softmax_backward",
     "log_softmax_forward",
@@ -222,27 +280,41 @@ __all__ = [
     "logsumexp_forward",
     "merge_heads",
     "merge_heads_backward",
+    "merge_heads_backward_jvp",
     "merge_heads_forward",
+    "merge_heads_jvp",
     "project_heads",
     "project_heads_backward",
+    "project_heads_backward_jvp",
     "project_heads_forward",
+    "project_heads_jvp",
     "relu",
     "relu_backward",
+    "relu_backward_jvp",
     "relu_forward",
+    "relu_jvp",
     "rms_norm",
     "rms_norm_backward",
+    "rms_norm_backward_jvp",
     "rms_norm_forward",
+    "rms_norm_jvp",
     "rotate",
     "rotate_backward",
     "rotate_forward",
     "silu",
     "silu_backward",
+    "silu_backward_jvp",
     "silu_forward",
+    "silu_jvp",
     "sinusoidal_positions",
     "softmax",
     "softmax_backward",
+    "softmax_backward_jvp",
     "softmax_forward",
+    "softmax_jvp",
     "tied_logits",
     "tied_logits_backward",
+    "tied_logits_backward_jvp",
     "tied_logits_forward",
+    "tied_logits_jvp",
 ]

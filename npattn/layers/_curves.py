@@ -22,6 +22,10 @@ def relu(x: Array, xp: Namespace) -> Array:
     return xp.clip(x, 0.0, INF)
 
 
+def relu_curvature(x: Array, xp: Namespace) -> Array:
+    return xp.zeros_like(x)
+
+
 def relu_slope(x: Array, xp: Namespace) -> tuple[Array, Array]:
     return relu(x, xp), xp.astype(x > 0, x.dtype)
 
@@ -34,6 +38,12 @@ def silu_slope(x: Array, xp: Namespace) -> tuple[Array, Array]:
     sigma = logistic(x, xp)
     # out = x σ(x), σ' = σ (1 - σ)
     return xp.clip(x, -FAR, INF) * sigma, sigma + xp.clip(x, -FAR, FAR) * (sigma * (1 - sigma))
+
+
+def silu_curvature(x: Array, xp: Namespace) -> Array:
+    sigma, near = logistic(x, xp), xp.clip(x, -FAR, FAR)
+    # slope = σ + x σ (1 - σ)
+    return sigma * (1 - sigma) * (2 + near * (1 - 2 * sigma))
 
 
 def logistic(x: Array, xp: Namespace) -> Array:
@@ -54,6 +64,12 @@ def gelu_slope(x: Array, xp: Namespace) -> tuple[Array, Array]:
     return out, left + xp.astype(x > 0, x.dtype) * (1 - 2 * left)
 
 
+def gelu_curvature(x: Array, xp: Namespace) -> Array:
+    t, bell, _ = bell_and_tail(x, xp=xp)
+    # slope = Φ(x) + x φ(x), φ' = -x φ
+    return bell * PEAK * (2 - t * t)
+
+
 def gelu_tanh(x: Array, xp: Namespace) -> Array:
     near = xp.clip(x, -FAR, FAR)
     return xp.clip(x, -FAR, INF) * logistic(near * (TANH_SLOPE + TANH_CUBE * (near * near)), xp)
@@ -68,22 +84,32 @@ def gelu_tanh_slope(x: Array, xp: Namespace) -> tuple[Array, Array]:
     return xp.clip(x, -FAR, INF) * sigma, slope
 
 
+def gelu_tanh_curvature(x: Array, xp: Namespace) -> Array:
+    near = xp.clip(x, -FAR, FAR)
+    square = near * near
+    sigma = logistic(near * (TANH_SLOPE + TANH_CUBE * square), xp)
+    # slope = σ + x σ (1 - σ) w, w = √(8/π) (1 + 3 · 0.044715 x²) the slope of 2u
+    w = TANH_SLOPE + 3 * TANH_CUBE * square
+    return sigma * (1 - sigma) * (2 * w + near * ((1 - 2 * sigma) * w * w + 6 * TANH_CUBE * near))
+
+
 TANH_SLOPE = math.sqrt(8 / math.pi)
 TANH_CUBE = 0.044715 * TANH_SLOPE
 
 
 class Curve(NamedTuple):
-    """An activation's value, and its value and slope together: most of the work is the same."""
+    """An activation's value, its value and slope together (most of the work is the same), and its curvature."""
 
     value: Value
     value_and_slope: ValueAndSlope
+    curvature: Value
 
 
 CURVES = {
-    "relu": Curve(relu, relu_slope),
-    "silu": Curve(silu, silu_slope),
-    "gelu": Curve(gelu, gelu_slope),
-    "gelu_tanh": Curve(gelu_tanh, gelu_tanh_slope),
+    "relu": Curve(relu, relu_slope, relu_curvature),
+    "silu": Curve(silu, silu_slope, silu_curvature),
+    "gelu": Curve(gelu, gelu_slope, gelu_curvature),
+    "gelu_tanh": Curve(gelu_tanh, gelu_tanh_slope, gelu_tanh_curvature),
 }
 
 

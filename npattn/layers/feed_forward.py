@@ -89,12 +89,16 @@ class FeedForwardParams(NamedTuple):
 
 @with_tree_repr
 class FeedForwardSaved(NamedTuple):
-    """What `feed_forward_backward` needs: what its parts saved, and which activation it was."""
+    """What `feed_forward_backward` needs: what its parts saved, and which activation it was.
+
+    The parameters, borrowed, are there for `feed_forward_backward_jvp`.
+    """
 
     hidden: LinearSaved
     activated: ReluSaved
     out: LinearSaved
     activation: str
+    params: FeedForwardParams
 
 
 @with_tree_repr
@@ -157,7 +161,7 @@ def feed_forward_forward(params: FeedForwardParams, x: Array, /, *, activation: 
     hidden, saved_hidden = linear_forward(x, params.w_in, params.b_in)
     activated, saved_activated = ACTIVATIONS[activation][0](hidden)
     out, saved_out = linear_forward(activated, params.w_out, params.b_out)
-    return out, FeedForwardSaved(saved_hidden, saved_activated, saved_out, activation)
+    return out, FeedForwardSaved(saved_hidden, saved_activated, saved_out, activation, params)
 
 
 _AXES = {"x": "...C", "w_in": "CF", "w_out": "Fo", "b_in": "F", "b_out": "o"}

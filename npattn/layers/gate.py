@@ -12,11 +12,15 @@ from npattn.layers._curves import check_activation, times_slopes
 
 
 class GateSaved(NamedTuple):
-    """What `gate_backward` needs: how out answers to x and to gates, in the dtype it is computed in; and the dtype of x."""
+    """What `gate_backward` needs: how out answers to x and to gates, in the dtype it is computed in; and the dtype of x.
+
+    ``activation`` is there for `gate_backward_jvp`.
+    """
 
     by_x: Array
     by_gates: Array
     dtype: Any
+    activation: str
 
     def __repr__(self) -> str:
         return tree_repr(self)
@@ -90,7 +94,7 @@ def gate_forward(x: Array, gates: Array, /, *, activation: str = "silu") -> tupl
         return xp.astype(x * activated, dtype, copy=False), activated, x * slope
 
     out, by_x, by_gates = map_elements(block, x, gates, xp=xp)
-    return out, GateSaved(by_x, by_gates, dtype)
+    return out, GateSaved(by_x, by_gates, dtype, activation)
 
 
 def gate_backward(dout: Array, saved: GateSaved, /) -> GateGrads:

@@ -85,12 +85,16 @@ class GatedFeedForwardParams(NamedTuple):
 
 @with_tree_repr
 class GatedFeedForwardSaved(NamedTuple):
-    """What `gated_feed_forward_backward` needs: what its parts saved."""
+    """What `gated_feed_forward_backward` needs: what its parts saved.
+
+    The parameters, borrowed, are there for `gated_feed_forward_backward_jvp`.
+    """
 
     gates: LinearSaved
     hidden: LinearSaved
     gated: GateSaved
     out: LinearSaved
+    params: GatedFeedForwardParams
 
 
 @with_tree_repr
@@ -156,7 +160,7 @@ def gated_feed_forward_forward(
     hidden, saved_hidden = linear_forward(x, params.w_in, params.b_in)
     gated, saved_gated = gate_forward(hidden, gates, activation=activation)
     out, saved_out = linear_forward(gated, params.w_out, params.b_out)
-    return out, GatedFeedForwardSaved(saved_gates, saved_hidden, saved_gated, saved_out)
+    return out, GatedFeedForwardSaved(saved_gates, saved_hidden, saved_gated, saved_out, params)
 
 
 _AXES = {"x": "...C", "w_gate": "CF", "w_in": "CF", "w_out": "Fo", "b_gate": "F", "b_in": "F", "b_out": "o"}

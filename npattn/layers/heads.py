@@ -99,7 +99,7 @@ def project_heads_forward(x: Array, w: Array, b: Array | None = None, /) -> tupl
     columns = xp.reshape(w, (width, math.prod(heads)))
     flat_b = None if b is None else xp.reshape(b, (math.prod(heads),))
     out = rows_forward(as_rows(x, width, xp=xp), columns, flat_b, xp=xp, dtype=dtype)
-    return _swap(xp.reshape(out, (*x.shape[:-1], *heads)), xp=xp), ProjectHeadsSaved(x, w, b is not None)
+    return swap_heads(xp.reshape(out, (*x.shape[:-1], *heads)), xp=xp), ProjectHeadsSaved(x, w, b is not None)
 
 
 def project_heads_backward(dout: Array, saved: ProjectHeadsSaved, /) -> ProjectHeadsGrads:
@@ -130,7 +130,7 @@ def project_heads_backward(dout: Array, saved: ProjectHeadsSaved, /) -> ProjectH
     dtype = float_dtype("project_heads_backward", x=x)
     shape = (*x.shape[:-2], heads[0], x.shape[-2], heads[1])
     check_cotangent("project_heads_backward", "dout", dout, "(..., H, T, D)", shape, dtype)
-    drows = as_rows(_swap(dout, xp=xp), *heads, xp=xp)
+    drows = as_rows(swap_heads(dout, xp=xp), *heads, xp=xp)
     columns = xp.reshape(w, (width, math.prod(heads)))
     dx, dw, db = rows_backward(drows, as_rows(x, width, xp=xp), columns, has_b=has_b, xp=xp, dtype=dtype)
     return ProjectHeadsGrads(
@@ -219,7 +219,7 @@ def merge_heads_forward(x: Array, w: Array, b: Array | None = None, /) -> tuple[
     width = w.shape[2]
     if b is not None and tuple(b.shape) != (width,):
         shape_error("merge_heads", "b", f"(C,) with C = {width} as w has", b.shape)
-    rows = as_rows(_swap(x, xp=xp), *heads, xp=xp)
+    rows = as_rows(swap_heads(x, xp=xp), *heads, xp=xp)
     out = rows_forward(rows, xp.reshape(w, (math.prod(heads), width)), b, xp=xp, dtype=dtype)
     return xp.reshape(out, (*x.shape[:-3], x.shape[-2], width)), MergeHeadsSaved(x, w, b is not None)
 
@@ -251,15 +251,15 @@ def merge_heads_backward(dout: Array, saved: MergeHeadsSaved, /) -> MergeHeadsGr
     xp = array_namespace("merge_heads_backward", x=x, dout=dout)
     dtype = float_dtype("merge_heads_backward", x=x)
     check_cotangent("merge_heads_backward", "dout", dout, "(..., T, C)", (*x.shape[:-3], x.shape[-2], width), dtype)
-    swapped = _swap(x, xp=xp)
+    swapped = swap_heads(x, xp=xp)
     rows = as_rows(swapped, *heads, xp=xp)
     flat_w = xp.reshape(w, (math.prod(heads), width))
     drows = as_rows(dout, width, xp=xp)
     dx, dw, db = rows_backward(drows, rows, flat_w, has_b=has_b, xp=xp, dtype=dtype)
-    return MergeHeadsGrads(_swap(xp.reshape(dx, swapped.shape), xp=xp), xp.reshape(dw, w.shape), db)
+    return MergeHeadsGrads(swap_heads(xp.reshape(dx, swapped.shape), xp=xp), xp.reshape(dw, w.shape), db)
 
 
-def _swap(x: Array, *, xp: Namespace) -> Array:
+def swap_heads(x: Array, *, xp: Namespace) -> Array:
     """(..., H, T, D) as (..., T, H, D), and back: the axes change places, nothing is copied."""
     lead = tuple(range(x.ndim - 3))
     return xp.permute_dims(x, (*lead, x.ndim - 2, x.ndim - 3, x.ndim - 1))

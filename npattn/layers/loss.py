@@ -123,7 +123,7 @@ def cross_entropy_forward(
         lifted = xp.astype(logits, compute_dtype(dtype, xp=xp), copy=False)
         rows = _measure(lifted, targets, label_smoothing, ignore_index, xp)
         saved = CrossEntropySaved(logits, targets, label_smoothing, ignore_index, weights, *rows)
-        return xp.astype(_mean(saved.losses, _count(saved, xp), xp), dtype), saved
+        return xp.astype(mean_loss(saved.losses, what_counts(saved, xp), xp), dtype), saved
 
 
 def cross_entropy_backward(dout: Array | float, saved: CrossEntropySaved, /) -> CrossEntropyGrads:
@@ -157,13 +157,13 @@ def cross_entropy_backward(dout: Array | float, saved: CrossEntropySaved, /) -> 
     array_namespace(op, logits=logits, dout=dout)
     check_cotangent(op, "dout", dout, "()", (), dtype)
     with np.errstate(all="ignore"):
-        targets, counts, weights, total = counted = _count(saved, xp)
+        targets, counts, weights, total = counted = what_counts(saved, xp)
         # out = Σ w l / Σ w
         factor = xp.astype(dout, weights.dtype) * reciprocal(total, xp=xp)
         dlosses = weights * factor
         dweights = None
         if saved.weights is not None:
-            slope = (saved.losses - _mean(saved.losses, counted, xp)) * factor
+            slope = (saved.losses - mean_loss(saved.losses, counted, xp)) * factor
             dweights = xp.astype(xp.where(counts & (total != 0), slope, 0.0), dtype, copy=False)
         # l = -Σ_v q_v log softmax(logits)_v
         lifted = xp.astype(logits, weights.dtype, copy=False)
@@ -202,7 +202,8 @@ class _Counted(NamedTuple):
     total: Array  # (), the sum of the weights
 
 
-def _count(saved: CrossEntropySaved, xp: Namespace) -> _Counted:
+def what_counts(saved: CrossEntropySaved, xp: Namespace) -> _Counted:
+    """Which tokens of a call count."""
     targets, counts = _safe(saved.targets, saved.logits, saved.ignore_index, xp)
     like = saved.losses
     weights = xp.ones_like(like) if saved.weights is None else xp.astype(saved.weights, like.dtype, copy=False)
@@ -219,7 +220,7 @@ def _safe(targets: Array, logits: Array, ignore_index: int | None, xp: Namespace
     return xp.where(counts, targets, 0), counts
 
 
-def _mean(losses: Array, counted: _Counted, xp: Namespace) -> Array:
+def mean_loss(losses: Array, counted: _Counted, xp: Namespace) -> Array:
     """Σ w l / Σ w; what does not count may be NaN or inf."""
     products = xp.where(counted.weights != 0, counted.weights * losses, 0.0)
     return xp.where(counted.total == 0, 0.0, xp.sum(products, dtype=losses.dtype) / or_one(counted.total, xp=xp))
