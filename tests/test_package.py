@@ -62,7 +62,8 @@ def test_the_import_is_cheap(imported):
 
 # Which way the rooms import --------------------------------------------------------------------------------------------------
 
-RANKS = {"_arrays": 0, "layers": 1, "_attention": 2, "models": 3, "_explore": 3, "": 4}  # "" is npattn/__init__.py; the rest comes after
+# "" is npattn/__init__.py; the rest comes after
+RANKS = {"_arrays": 0, "layers": 1, "_attention": 2, "models": 3, "_explore": 3, "": 4}
 REST = 5
 ALLOWED = {"numpy", "array_api_compat", "threadpoolctl"}
 OPTIONAL = {"testing": {"cupy", "hypothesis"}, "plot": {"matplotlib"}}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from npattn._arrays import threads
 from npattn._arrays.namespace import Array, Namespace
 
 Results: TypeAlias = tuple[Array | None, ...]
+Call: TypeAlias = tuple[Callable[..., Results], tuple[Array, ...]]  # a function and what it is called with
 
 # A few of a formula's intermediates fit a core's second-level cache, and a pass takes long enough that threads seldom wait for
 # Python's lock. NumPy reuses the memory of unnamed intermediates of this size.
@@ -30,41 +31,52 @@ def map_rows(f: Callable[..., Results], *arrays: Array, xp: Namespace, totals: i
     The last ``totals`` results of ``f`` are no rows but sums over the rows that it was given; they are added up. Results must be
     new arrays. ``f`` runs without floating-point warnings.
     """
-    count = arrays[0].shape[0]
-    step = _rows_per_block(arrays[0]) if xp is np else count
-    if count <= step:
-        with np.errstate(all="ignore"):
-            return f(*arrays)
-    done = _Results(count, -(-count // step), totals)
+    return _run([(f, arrays)], xp, totals)[0]
 
-    def worker(_check: Callable[[], None]) -> Callable[[int], None]:
-        def work(n: int) -> None:
-            part = slice(n * step, (n + 1) * step)
+
+def _run(calls: Sequence[Call], xp: Namespace, totals: int) -> list[Results]:
+    """Several calls, whose blocks run side by side."""
+    if xp is not np or sum(arrays[0].shape[0] * _row_bytes(arrays[0]) for _, arrays in calls) <= BLOCK:
+        with np.errstate(all="ignore"):
+            return [f(*arrays) for f, arrays in calls]
+    done = [_Results(f, arrays, totals) for f, arrays in calls]
+
+    def worker(_check: Callable[[], None]) -> Callable[[tuple[_Results, int]], None]:
+        def work(job: tuple[_Results, int]) -> None:
+            results, n = job
+            part = results.blocks[n]
             with np.errstate(all="ignore"):
-                done.put(n, part, f(*(array[part] for array in arrays)))
+                results.put(n, part, results.f(*(array[part] for array in results.arrays)))
 
         return work
 
-    threads.run(worker, range(-(-count // step)), threads=threads.get_num_threads())
-    return done.whole()
+    jobs = [(results, n) for results in done for n in range(len(results.blocks))]
+    threads.run(worker, jobs, threads=threads.get_num_threads())
+    return [results.whole() for results in done]
 
 
 class _Results:
-    """The results of all blocks, put together by whichever thread has one."""
+    """The results of all blocks of a call, put together by whichever thread has one."""
 
-    def __init__(self, rows: int, blocks: int, totals: int) -> None:
-        self.count = rows
+    def __init__(self, f: Callable[..., Results], arrays: tuple[Array, ...], totals: int) -> None:
+        self.f = f
+        self.arrays = arrays
+        self.blocks = _blocks(arrays)
         self.totals = totals
         self.rows: list[Any] | None = None  # whose shapes and dtypes the first block tells
-        self.sums: list[Results] = [()] * blocks
+        self.sums: list[Results] = [()] * len(self.blocks)
         self.lock = threading.Lock()
 
     def put(self, n: int, part: slice, results: Results) -> None:
         rows = results[: len(results) - self.totals]
         self.sums[n] = results[len(rows) :]
+        if len(self.blocks) == 1:
+            self.rows = list(rows)
+            return
+        count = self.arrays[0].shape[0]
         with self.lock:
             if self.rows is None:
-                self.rows = [None if x is None else np.empty((self.count, *x.shape[1:]), dtype=x.dtype) for x in rows]
+                self.rows = [None if x is None else np.empty((count, *x.shape[1:]), dtype=x.dtype) for x in rows]
         for whole, x in zip(self.rows, rows, strict=True):
             if x is not None:
                 whole[part] = x
@@ -74,9 +86,15 @@ class _Results:
         return (*(self.rows or ()), *sums)
 
 
-def _rows_per_block(array: Array) -> int:
-    row: int = math.prod(array.shape[1:]) * max(array.dtype.itemsize, 4)  # halves are computed in float32
-    return max(1, BLOCK // max(1, row))
+def _blocks(arrays: tuple[Array, ...]) -> list[slice]:
+    """Where the rows are cut: one block at least."""
+    count, step = arrays[0].shape[0], max(BLOCK // max(_row_bytes(arrays[0]), 1), 1)
+    return [slice(start, min(start + step, count)) for start in range(0, max(count, 1), step)]
+
+
+def _row_bytes(array: Array) -> int:
+    size: int = math.prod(array.shape[1:]) * max(array.dtype.itemsize, 4)  # halves are computed in float32
+    return size
 
 
 def map_elements(f: Callable[..., Results], *arrays: Array, xp: Namespace) -> Results:
@@ -84,3 +102,12 @@ def map_elements(f: Callable[..., Results], *arrays: Array, xp: Namespace) -> Re
     shape = arrays[0].shape
     flat = map_rows(f, *(xp.reshape(array, (-1,)) for array in arrays), xp=xp)
     return tuple(None if x is None else xp.reshape(x, shape) for x in flat)
+
+
+def map_elements_of_each(calls: Sequence[Call], *, xp: Namespace) -> list[Results]:
+    """`map_elements` for several calls, whose blocks run side by side."""
+    done = _run([(f, tuple(xp.reshape(array, (-1,)) for array in arrays)) for f, arrays in calls], xp, 0)
+    return [
+        tuple(None if x is None else xp.reshape(x, arrays[0].shape) for x in results)
+        for results, (_, arrays) in zip(done, calls, strict=True)
+    ]

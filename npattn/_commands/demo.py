@@ -1,44 +1,46 @@
-"""``python -m npattn demo``: train a small attention model with hand-derived gradients, and look at what it has learned."""
+"""``python -m npattn demo``: train a small transformer with hand-derived gradients, and look at what it has learned."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from npattn import attention_weights
+from npattn import Rotary, attention_weights
 from npattn._arrays.namespace import Array
 from npattn._arrays.trees import tree_items, tree_map
-from npattn._commands.character_model import CharacterParams, character_model, character_model_forward, loss_and_gradient
-from npattn._commands.terminal import Progress, Terminal
+from npattn._commands.terminal import Terminal
 from npattn.layers import softmax
-from npattn.optim import Adam
+from npattn.models import (
+    BlockConfig,
+    EmbeddingConfig,
+    LanguageModelConfig,
+    LanguageModelParams,
+    language_model,
+    language_model_forward,
+    language_model_loss,
+    language_model_loss_backward,
+    language_model_loss_forward,
+)
+from npattn.optim import AdamW, WarmupCosine
+from npattn.texts import Text, read_text
+from npattn.training import Trained, train
 
-CONTEXT = 32  # characters that the model looks back at
-WIDTH, HEADS = 64, 4
-BATCH = 32
-LEARNING_RATE = 1e-2
-LEAST = 20 * CONTEXT  # characters of a text: both parts must hold a few contexts
-
-
-class Text(NamedTuple):
-    """A text as numbers: the first nine tenths to train on, the rest to measure on."""
-
-    name: str
-    alphabet: str
-    train: Array
-    held_out: Array
+CONTEXT = 64  # characters that the model looks back at
+BLOCKS, WIDTH, HEADS = 2, 96, 4
+CONFIG = LanguageModelConfig(BlockConfig(rotary=Rotary()), EmbeddingConfig(positions="none"))
+BATCH = 16
+LEARNING_RATE = 6e-3
+LEAST = 20 * CONTEXT  # characters of a text: both parts must hold a piece and more
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--file", type=Path, metavar="PATH", help="train on this UTF-8 text instead of the one in the package")
-    parser.add_argument("--steps", type=_positive, default=300, metavar="N", help="training steps (default: %(default)s)")
+    parser.add_argument("--steps", type=_positive, default=400, metavar="N", help="training steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the parameters, batches and sample (default: 0)")
 
 
@@ -46,26 +48,27 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; the exit status."""
     terminal = Terminal(sys.stdout)
     try:
-        text = read_text(options.file)
+        text = read_text(options.file, least=LEAST)
     except (OSError, ValueError) as error:
         print(f"npattn demo: {error}", file=sys.stderr)
         return 2
     rng = np.random.default_rng(options.seed)
-    size = {"alphabet": len(text.alphabet), "context": CONTEXT, "width": WIDTH, "heads": HEADS}
-    params = CharacterParams.init(rng, **size, dtype=np.float32)
+    params = new_params(rng, text)
 
     terminal.say(f"Text: {text.name}, {len(text.train) + len(text.held_out):,} characters, {len(text.alphabet)} distinct")
     count = sum(x.size for _, x in tree_items(params))
-    terminal.say(f"Model: causal self-attention, {HEADS} heads, width {WIDTH}, context {CONTEXT}, {count:,} parameters")
+    shape = f"{BLOCKS} blocks, {HEADS} heads, width {WIDTH}, context {CONTEXT}"
+    terminal.say(f"Model: a decoder-only transformer, {shape}, {count:,} parameters")
     terminal.say()
     terminal.say("1. The hand-derived gradient against finite differences (float64, along random directions)")
     for line in gradient_report(params, text, rng):
         terminal.say(line)
     terminal.say()
     before = held_out_loss(params, text)
-    terminal.say(f"2. Training: {options.steps} steps of Adam on {BATCH} x {CONTEXT} characters")
+    terminal.say(f"2. Training: {options.steps} steps of AdamW on {BATCH} x {CONTEXT} characters")
     started = time.monotonic()
-    params, done = train(params, text, rng, options.steps, terminal)
+    trained = learn(params, text, options.seed, options.steps, terminal)
+    params, done = trained.params, len(trained.losses)
     seconds = time.monotonic() - started
     terminal.say()
     terminal.say("3. What it has learned, on text that it was not trained on (nats a character)")
@@ -81,119 +84,101 @@ def run(options: argparse.Namespace) -> int:
     for line in sample(params, text, rng, 240).split("\n"):
         terminal.say(f"   | {line}")
     terminal.say()
-    terminal.say("5. Who looks at whom: rows look at columns, darker is more; the largest weight of the heads")
+    terminal.say("5. Who looks at whom in the last block: rows look at columns, darker is more; the largest weight of the heads")
     shown = text.held_out[:28]
     labels = [_label(text.alphabet[i]) for i in shown]
-    _, saved = character_model_forward(params, shown)
-    for line in terminal.heatmap(np.max(attention_weights(saved.attention.attention), axis=0).tolist(), labels, labels):
+    _, saved = language_model_forward(params, shown, config=CONFIG)
+    weights = np.max(attention_weights(saved.block(BLOCKS - 1).attention.attention), axis=0)
+    for line in terminal.heatmap(weights.tolist(), labels, labels):
         terminal.say(line)
-    if done < options.steps:
+    if trained.interrupted:
         terminal.say(f"\nInterrupted after {done} of {options.steps} steps; the figures above are of that moment.")
         return 130
     return 0
 
 
-def read_text(path: Path | None) -> Text:
-    """The package's text or a file's, or an error of one line."""
-    if path is None:
-        name = "Alice's Adventures in Wonderland, chapters I-VI (Lewis Carroll, 1865)"
-        characters = resources.files("npattn._commands").joinpath("text.txt").read_text("ascii")
-    else:
-        name = str(path)
-        try:
-            characters = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-        except OSError as error:
-            raise OSError(f"cannot read {path}: {error.strerror or error}") from None
-        except UnicodeDecodeError:
-            raise ValueError(f"{path} is not UTF-8 text") from None
-        if "\0" in characters:
-            raise ValueError(f"{path} is not text: it holds zero bytes")
-        if len(characters) < LEAST:
-            raise ValueError(f"{path} is too short: {len(characters)} characters, at least {LEAST} are needed")
-    alphabet = "".join(sorted(set(characters)))
-    codes = np.asarray([*alphabet.encode("utf-32-le")], dtype=np.uint8).view("<u4")
-    ids = np.searchsorted(codes, np.frombuffer(characters.encode("utf-32-le"), dtype="<u4"))
-    split = len(ids) * 9 // 10
-    return Text(name, alphabet, ids[:split], ids[split:])
+def new_params(rng: np.random.Generator, text: Text) -> LanguageModelParams:
+    """The model for a text's alphabet."""
+    sizes = {"vocabulary": len(text.alphabet), "blocks": BLOCKS, "width": WIDTH, "heads": HEADS}
+    return LanguageModelParams.init(rng, **sizes, tied=False, config=CONFIG, dtype=np.float32)
 
 
-def batch(ids: Array, rng: np.random.Generator, size: int = BATCH) -> tuple[Array, Array]:
-    """Random pieces of the text, and the same one character later."""
-    starts = rng.integers(0, len(ids) - CONTEXT, size)
-    pieces = ids[starts[:, None] + np.arange(CONTEXT + 1)]
-    return pieces[:, :-1], pieces[:, 1:]
+def loss_and_gradient(
+    params: LanguageModelParams, batch: tuple[Array, Array], _step: int = 0
+) -> tuple[Array, LanguageModelParams]:
+    """The mean cross-entropy of the next characters in nats, and its gradient."""
+    loss, saved = language_model_loss_forward(params, *batch, config=CONFIG)
+    return loss, language_model_loss_backward(1.0, saved).dparams
 
 
-def train(
-    params: CharacterParams, text: Text, rng: np.random.Generator, steps: int, terminal: Terminal
-) -> tuple[CharacterParams, int]:
-    """The trained parameters, and how many steps were done before the end or an interrupt."""
-    rule = Adam(lr=LEARNING_RATE)
-    state = rule.init(params)
-    progress = Progress(terminal, steps)
-    try:
-        for step in range(steps):
-            loss, grads = loss_and_gradient(params, *batch(text.train, rng))
-            rate = LEARNING_RATE * min((step + 1) / 20, 1.0) * (1 - step / steps)
-            params, state = rule.update(params, grads, state, lr=rate)
-            progress.update(loss)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        progress.close()
-    return params, len(progress.losses)
+def learn(params: LanguageModelParams, text: Text, seed: int, steps: int, terminal: Terminal) -> Trained:
+    """Train, with progress on the terminal."""
+    return train(
+        loss_and_gradient,
+        params,
+        text.batches(size=BATCH, context=CONTEXT, seed=seed),
+        AdamW(weight_decay=0.1),
+        steps=steps,
+        schedule=WarmupCosine(LEARNING_RATE, steps, warmup=min(40, steps), floor=LEARNING_RATE / 10),
+        max_norm=1.0,
+        progress=terminal.stream,
+        tokens=BATCH * CONTEXT,
+    )
 
 
-def gradient_report(params: CharacterParams, text: Text, rng: np.random.Generator) -> list[str]:
-    """Every parameter's gradient along a random direction, by hand and by central differences with Richardson extrapolation."""
+def gradient_report(params: LanguageModelParams, text: Text, rng: np.random.Generator) -> list[str]:
+    """Every part's gradient along a random direction, by hand and by central differences with Richardson extrapolation."""
     params = tree_map(lambda x: x.astype(np.float64), params)
-    ids, targets = batch(text.train, rng, 4)
-    _, grads = loss_and_gradient(params, ids, targets)
-    lines = [f"   {'parameter':<22}{'by hand':>16}{'by differences':>16}{'difference':>12}"]
-    named = dict(tree_items(grads))
-    for name, x in tree_items(params):
-        direction = rng.standard_normal(x.shape)
+    batch = text.batches(size=4, context=16)(0)
+    grads = dict(tree_items(loss_and_gradient(params, batch)[1]))
+    lines = [f"   {'part':<26}{'by hand':>16}{'by differences':>16}{'difference':>12}"]
+    parts = dict.fromkeys(_part(name) for name in grads)
+    for part in parts:
+        direction = {name: rng.standard_normal(g.shape) for name, g in grads.items() if _part(name) == part}
 
-        def slope(h: float, name: str = name, direction: Array = direction) -> float:
-            ahead, behind = (_moved(params, name, s * h * direction) for s in (1, -1))
-            return (loss_and_gradient(ahead, ids, targets)[0] - loss_and_gradient(behind, ids, targets)[0]) / (2 * h)
+        def slope(h: float, direction: dict[str, Array] = direction) -> float:
+            ahead, behind = (language_model_loss(_moved(params, direction, s * h), *batch, config=CONFIG) for s in (1, -1))
+            return float(ahead - behind) / (2 * h)
 
-        by_differences = (4 * slope(1e-4) - slope(2e-4)) / 3
-        by_hand = float(np.sum(named[name] * direction))
-        lines.append(f"   {name:<22}{by_hand:>16.9f}{by_differences:>16.9f}{abs(by_hand - by_differences):>12.1e}")
+        by_differences = (4 * slope(1e-5) - slope(2e-5)) / 3
+        by_hand = float(sum(np.sum(grads[name] * t) for name, t in direction.items()))
+        lines.append(f"   {part:<26}{by_hand:>16.9f}{by_differences:>16.9f}{abs(by_hand - by_differences):>12.1e}")
     return lines
 
 
-def _moved(params: CharacterParams, name: str, change: Array) -> CharacterParams:
-    leaves = dict(tree_items(params))
-    leaves[name] = leaves[name] + change
-    values = iter(leaves.values())
-    moved: CharacterParams = tree_map(lambda _: next(values), params)
+def _part(name: str) -> str:
+    """``blocks.0.attention`` for ``blocks.0.attention.w_q``."""
+    parts = name.split(".")
+    return ".".join(parts[: 3 if parts[0] == "blocks" else 1])
+
+
+def _moved(params: LanguageModelParams, direction: dict[str, Array], h: float) -> LanguageModelParams:
+    values = iter([x + h * direction[name] if name in direction else x for name, x in tree_items(params)])
+    moved: LanguageModelParams = tree_map(lambda _: next(values), params)
     return moved
 
 
-def held_out_loss(params: CharacterParams, text: Text) -> float:
+def held_out_loss(params: LanguageModelParams, text: Text) -> float:
     """The mean loss on the whole of the held-out text, in pieces."""
-    ids = text.held_out
-    count = (len(ids) - 1) // CONTEXT
-    pieces = ids[: count * CONTEXT].reshape(count, CONTEXT), ids[1 : count * CONTEXT + 1].reshape(count, CONTEXT)
-    losses = [loss_and_gradient(params, *(x[n : n + 64] for x in pieces))[0] * min(64, count - n) for n in range(0, count, 64)]
-    return sum(losses) / count
+    ids, targets = text.pieces(CONTEXT)
+    parts = [slice(start, start + 32) for start in range(0, len(ids), 32)]
+    losses = [language_model_loss(params, ids[p], targets[p], config=CONFIG) * len(ids[p]) for p in parts]
+    return float(sum(losses)) / len(ids)
 
 
-def entropy(train: Array, held_out: Array, alphabet: int) -> float:
+def entropy(train_ids: Array, held_out: Array, alphabet: int) -> float:
     """The loss of guessing each character by how often it stands in the training text."""
-    counts = np.bincount(train, minlength=alphabet) + 1.0  # a character may stand in the held-out text alone
+    counts = np.bincount(train_ids, minlength=alphabet) + 1.0  # a character may stand in the held-out text alone
     return float(-np.mean(np.log(counts / counts.sum())[held_out]))
 
 
-def sample(params: CharacterParams, text: Text, rng: np.random.Generator, length: int) -> str:
+def sample(params: LanguageModelParams, text: Text, rng: np.random.Generator, length: int) -> str:
     """Characters drawn one by one from what the model expects next."""
     ids = list(text.held_out[:1])
     for _ in range(length):
-        logits = character_model(params, np.asarray(ids[-CONTEXT:]))[-1]
+        logits = language_model(params, np.asarray(ids[-CONTEXT:]), config=CONFIG)[-1]
         ids.append(int(rng.choice(len(text.alphabet), p=softmax(logits.astype(np.float64) / 0.8))))
-    return "".join(text.alphabet[i] for i in ids)
+    return text.decode(ids)
 
 
 def _label(character: str) -> str:

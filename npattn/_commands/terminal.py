@@ -48,10 +48,12 @@ class Terminal:
 class Progress:
     """A line that shows how far a loop is: rewritten in place on a terminal, a few plain lines elsewhere."""
 
-    def __init__(self, terminal: Terminal, total: int, *, lines: int = 10) -> None:
+    def __init__(self, terminal: Terminal, total: int, *, done: int = 0, tokens: int = 0, lines: int = 10) -> None:
         self.terminal = terminal
         self.total = total
-        self.every = max(total // lines, 1)
+        self.before = done  # steps of an earlier run
+        self.tokens = tokens  # of a step
+        self.every = max((total - done) // lines, 1)
         self.started = self.shown = time.monotonic()
         self.losses: list[float] = []
 
@@ -59,12 +61,13 @@ class Progress:
         """One more step is done."""
         self.losses.append(loss)
         done, now = len(self.losses), time.monotonic()
+        last = self.before + done == self.total
         if self.terminal.live:
-            if now - self.shown > 0.1 or done == self.total:
+            if now - self.shown > 0.1 or last:
                 self.shown = now
                 self.terminal.stream.write(f"\r{self._line(done, now)[: self.terminal.width - 1]}")
                 self.terminal.stream.flush()
-        elif done % self.every == 0 or done == self.total:
+        elif done % self.every == 0 or last:
             self.terminal.say(self._line(done, now))
 
     def close(self) -> None:
@@ -73,10 +76,13 @@ class Progress:
             self.terminal.say()
 
     def _line(self, done: int, now: float) -> str:
-        left = (now - self.started) / done * (self.total - done)
+        each = (now - self.started) / done
         recent = self.losses[-20:]
+        pace = f"{self.tokens / max(each, 1e-9):>9,.0f} tokens/s  " if self.tokens else ""
         curve = self.terminal.sparkline(self.losses, 24) if self.terminal.live else ""
-        return f"  step {done:>4}/{self.total}  loss {sum(recent) / len(recent):.3f}  {left:>3.0f} s left  {curve}".rstrip()
+        step = self.before + done
+        left = each * (self.total - step)
+        return f"  step {step:>4}/{self.total}  loss {sum(recent) / len(recent):.3f}  {pace}{left:>3.0f} s left  {curve}".rstrip()
 
 
 class Bar:

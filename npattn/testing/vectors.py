@@ -113,3 +113,25 @@ def published_examples(folder: Path) -> Iterator[tuple[Vector, float, str]]:
         inputs = {name: np.asarray(value) for name, value in case["inputs"].items() if name != "dtype"}
         expected = {"out": np.asarray(case["expected"], dtype=np.float64)}
         yield Vector(case["id"], case["op"], case["params"], inputs, None, expected), case["atol"], case["source"]
+
+
+def torch_layers(folder: Path) -> Iterator[Vector]:
+    """Whole encoders, decoders and transformers, printed in PyTorch's own tests.
+
+    Parameters
+    ----------
+    folder : Path
+        With torch_layers.json.
+
+    Yields
+    ------
+    Vector
+        Inputs as nested lists have them, (T, B, C), and masks in which True is ignored; ``out`` to five or six digits, or nothing
+        expected where PyTorch gave NaN.
+    """
+    settings = ("kind", "activation", "layers", "enc_layers", "dec_layers", "final_norm", "src_causal")
+    for case in json.loads((folder / "torch_layers.json").read_text())["cases"]:
+        expected = {} if isinstance(case["expected"], str) else {"out": np.asarray(case["expected"])}
+        inputs = {name: value for name, value in case.items() if name not in (*settings, "name", "expected")}
+        kept = {name: case[name] for name in settings if name in case}
+        yield Vector(case["name"], case["kind"], kept, inputs, None, expected)

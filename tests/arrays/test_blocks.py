@@ -10,7 +10,7 @@ import pytest
 
 from npattn import get_num_threads, set_num_threads
 from npattn._arrays import blocks
-from npattn._arrays.blocks import map_elements, map_rows
+from npattn._arrays.blocks import map_elements, map_elements_of_each, map_rows
 from npattn.testing.libraries import open_library, to_numpy
 
 
@@ -107,6 +107,18 @@ def test_elements(shape, size, monkeypatch):
         assert type(twice) is np.ndarray
         np.testing.assert_array_equal(twice, 2 * array)
         assert nothing is None
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("size", [8, 40, 10**6])
+def test_elements_of_several_calls(size, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", size)
+    shapes: list[tuple[int, ...]] = [(), (0,), (2, 0), (3, 4), (2, 3, 5), (1,)]
+    calls = [(lambda a, b, n=n: (n * a * b, a + b), (np.full(s, 2.0), np.full(s, 3.0))) for n, s in enumerate(shapes)]
+    for n, (shape, (product, total)) in enumerate(zip(shapes, map_elements_of_each(calls, xp=np), strict=True)):
+        assert product.shape == total.shape == shape
+        assert (product == 6 * n).all()
+        assert (total == 5).all()
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
