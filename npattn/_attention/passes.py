@@ -97,7 +97,7 @@ def _rooms(problem: Problem, sizes: Sizes, units: list[Place]) -> list[Array | N
 
 def _forward_whole(problem: Problem, *, keep: bool) -> Forward:
     """``forward`` of a small problem: one tile, and nothing to put together."""
-    ops, options, unit = make_ops(problem, ONE_TILE), problem.options, whole_unit(problem)
+    ops, options, unit = make_ops(problem, ONE_TILE), problem.options, whole_unit(problem.whole)
     with np.errstate(all="ignore"):
         q = ops.load(complete_rows(problem, problem.q), "q", scale=options.scale)
         tile = whole_tile(problem, unit, ops)
@@ -159,7 +159,7 @@ def backward(problem: Problem, sizes: Sizes, done: Forward, dout: Array, dlse: A
     options = problem.options
     if sizes is ONE_TILE and problem.keys and is_one_unit(problem) and options.bias is None and options.sinks is None:
         with np.errstate(all="ignore"):
-            unit, ops = whole_unit(problem), make_ops(problem, sizes)
+            unit, ops = whole_unit(problem.whole), make_ops(problem, sizes)
             rows = _BackwardUnit(problem, unit, ops, done, dout, dlse)
             grads = rows.tile(whole_tile(problem, unit, ops), done.kept[0][0] if done.kept is not None else None)
             return Backward(_whole_rows(problem, rows.dq()), grads.dk, grads.dv, None, None)

@@ -6,12 +6,15 @@ are K key/value heads times a group of G.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from npattn._arrays.broadcast import broadcast_shapes, unbroadcast
 from npattn._arrays.checks import check_broadcasts, host_float, shape_error
-from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace, compute_dtype, dtype_name, float_dtype
+from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace, compute_dtype, dtype_name, float_namespace
 from npattn._attention.biases import LazyBias
 from npattn._attention.masks import Mask, as_mask
 from npattn.layers.dropout import Dropout
@@ -64,6 +67,8 @@ class Problem(NamedTuple):
 
     def gradient(self, x: Array, like: Array) -> Array:
         """dq (..., H, T, D), dk or dv (..., K, S, ·) in the shape and dtype of the caller's input."""
+        if x.shape == like.shape and x.dtype is self.dtype:
+            return x
         shape = like.shape if like.ndim > 2 else (1, *like.shape)
         if x.shape != shape:
             x = unbroadcast(x, shape, xp=self.xp)
@@ -80,32 +85,17 @@ def make_problem(
         raise TypeError(f"{op}: {'q' if q is None else 'k' if k is None else 'v'} must be an array, got None")
     lazy = isinstance(bias, LazyBias)
     arrays = {"q": q, "k": k, "v": v, "bias": bias.parameters if lazy else bias, "sinks": sinks}
-    if mask is None:
-        xp = array_namespace(op, **arrays)
-    else:
+    xp, dtype = float_namespace(op, **arrays)
+    if mask is not None:
         mask = as_mask(op, mask)
-        xp = array_namespace(op, **arrays, **{f"mask ({n})": a for n, a in enumerate(mask.arrays())})
-    dtype = float_dtype(op, **arrays)
-
-    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
-    if len(q_shape) < 2 or len(k_shape) < 2 or len(v_shape) < 2:
-        for name, shape, letters in (("q", q_shape, "(..., T, D)"), ("k", k_shape, "(..., S, D)"), ("v", v_shape, "(..., S, E)")):
-            if len(shape) < 2:
-                shape_error(op, name, letters, shape)
-    queries, head_size = q_shape[-2:]
-    keys = k_shape[-2]
-    if k_shape[-1] != head_size:
-        shape_error(op, "k", f"(..., S, D) with D = {head_size} as q has", k_shape)
-    if v_shape[-2] != keys:
-        shape_error(op, "v", f"(..., S, E) with S = {keys} as k has", v_shape)
-    heads, kv_heads = _heads(op, q_shape, k_shape, v_shape)
-    lead = tuple(q_shape[:-3])
-    if not k_shape[:-3] == v_shape[:-3] == lead:
-        lead = _lead(op, q_shape, k_shape, v_shape)
-        if lead != _lead(op, q_shape, k_shape):  # the scores have all leading axes: what joins them later may be as large as v
-            q = xp.broadcast_to(aligned(q, len(lead), xp), (*lead, heads, queries, head_size))
-    group = heads // kv_heads if kv_heads else 1
-
+        array_namespace(op, q=q, **{f"mask ({n})": a for n, a in enumerate(mask.arrays())})
+    layout = _layout(op, q.shape, k.shape, v.shape)
+    lead, heads, kv_heads, group, _, queries, keys, _, head_size = layout
+    rank = len(lead) + 3
+    if q.ndim != rank or k.ndim != rank or v.ndim != rank:
+        q, k, v = aligned(q, len(lead), xp), aligned(k, len(lead), xp), aligned(v, len(lead), xp)
+    if layout.only_v_has_lead:  # the scores have all leading axes: what joins them later may be as large as v
+        q = xp.broadcast_to(q, (*lead, heads, queries, head_size))
     return Problem(
         op,
         xp,
@@ -115,15 +105,55 @@ def make_problem(
         lead,
         kv_heads,
         group,
-        len(q_shape) > 2 or len(k_shape) > 2 or len(v_shape) > 2,
+        layout.has_heads,
         queries,
         keys,
         (*lead, kv_heads, group, queries, keys),
-        aligned(q, len(lead), xp),
-        aligned(k, len(lead), xp),
-        aligned(v, len(lead), xp),
+        q,
+        k,
+        v,
         _options(op, mask, bias, scale, softcap, sinks, dropout, (*lead, heads, queries, keys), head_size),
         mask is None and bias is None and keys > 0,
+    )
+
+
+class _Layout(NamedTuple):
+    """What the shapes of q, k and v say."""
+
+    lead: tuple[int, ...]
+    heads: int
+    kv_heads: int
+    group: int
+    has_heads: bool
+    queries: int
+    keys: int
+    only_v_has_lead: bool  # v has leading axes that q and k have not
+    head_size: int
+
+
+@functools.lru_cache(maxsize=1024)  # a tiny problem's shapes take longer to check than to look up
+def _layout(op: str, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> _Layout:
+    for name, shape, letters in (("q", q, "(..., T, D)"), ("k", k, "(..., S, D)"), ("v", v, "(..., S, E)")):
+        if len(shape) < 2:
+            shape_error(op, name, letters, shape)
+    queries, head_size = q[-2:]
+    keys = k[-2]
+    if k[-1] != head_size:
+        shape_error(op, "k", f"(..., S, D) with D = {head_size} as q has", k)
+    if v[-2] != keys:
+        shape_error(op, "v", f"(..., S, E) with S = {keys} as k has", v)
+    heads, kv_heads = _heads(op, q, k, v)
+    lead = _lead(op, q, k, v)
+    return _Layout(
+        lead,
+        heads,
+        kv_heads,
+        heads // kv_heads if kv_heads else 1,
+        max(len(q), len(k), len(v)) > 2,
+        queries,
+        keys,
+        lead != _lead(op, q, k),
+        head_size,
     )
 
 
@@ -181,11 +211,12 @@ def _heads(op: str, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) 
 
 def check_cotangent(problem: Problem, name: str, x: Array, *last: int, lifted: bool = False, op: str = "") -> None:
     """A cotangent has the shape of the result and its dtype (``lifted``: the dtype that the result is computed in)."""
+    shape, expected = problem.out_shape(*last), problem.compute if lifted else problem.dtype
+    if type(x) is np.ndarray and problem.xp is np and x.dtype is expected and x.shape == shape:
+        return
     op = op or f"{problem.op}_backward"
     array_namespace(op, q=problem.q, **{name: x})
-    shape = problem.out_shape(*last)
     if tuple(x.shape) != shape:
         shape_error(op, name, f"{'(..., H, T, E)' if last else '(..., H, T)'} = {shape}", x.shape)
-    expected = problem.compute if lifted else problem.dtype
     if dtype_name(x.dtype) != dtype_name(expected):
         raise TypeError(f"{op}: {name} must be {dtype_name(expected)}, got {dtype_name(x.dtype)}")

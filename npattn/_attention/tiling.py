@@ -7,6 +7,7 @@ Sizes depend on shapes and on the array library alone, never on contents or on t
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import os
@@ -204,10 +205,11 @@ class Tile(NamedTuple):
     live_keys: Array | None = None  # (..., keys, 1), the keys that a row sees; None where all are
 
 
-def whole_unit(problem: Problem) -> Place:
-    """The place of everything."""
-    *lead, heads, group, queries, keys = [slice(0, n) for n in problem.whole]
-    return Place(tuple(lead), heads, group, queries, keys, problem.whole, complete=True)
+@functools.lru_cache(maxsize=1024)
+def whole_unit(whole: tuple[int, ...]) -> Place:
+    """The place of everything in a problem of shape ``whole``."""
+    *lead, heads, group, queries, keys = [slice(0, n) for n in whole]
+    return Place(tuple(lead), heads, group, queries, keys, whole, complete=True)
 
 
 def complete_rows(problem: Problem, x: Array) -> Array:
