@@ -16,14 +16,16 @@ from typing import Any
 
 from npattn._arrays import threads
 from npattn._commands import bench_report as report
-from npattn._commands.bench_backends import Backend, open_backend
-from npattn._commands.bench_cases import Case, select
+from npattn._commands.bench_backends import Backend, Call, open_backend
+from npattn._commands.bench_cases import CASES, Case, select
 from npattn._commands.bench_products import prepare_products
 from npattn._commands.bench_report import Row
-from npattn._commands.bench_rivals import Npattn, Rival, find_rivals
+from npattn._commands.bench_rivals import Npattn, Rival, Torch, find_rivals
 from npattn._commands.bench_timing import Disagreement, interleave, largest_difference
+from npattn._commands.bench_train import TRAININGS, TrainCase, npattn_step, prepare_step_products, torch_step
 from npattn._commands.terminal import Bar, Terminal
 
+AnyCase = Case | TrainCase
 SECONDS, LEAST = 1.5, 5  # for a pass of a case, and rounds at least
 QUICK_SECONDS, QUICK_LEAST = 0.25, 3
 
@@ -44,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; the exit status."""
     with contextlib.ExitStack() as stack:
         try:
-            cases = select(options.case, quick=options.quick, dtype=options.dtype)
+            cases: list[AnyCase] = select((*CASES, *TRAININGS), options.case, quick=options.quick, dtype=options.dtype)
             backend = open_backend(options.backend)
             for dtype in dict.fromkeys(case.dtype for case in cases):
                 backend.dtype(dtype)
@@ -59,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         return _run(options, cases, backend, count)
 
 
-def _run(options: argparse.Namespace, cases: list[Case], backend: Backend, count: int) -> int:
+def _run(options: argparse.Namespace, cases: list[AnyCase], backend: Backend, count: int) -> int:
     terminal, bar = Terminal(sys.stdout), Bar(Terminal(sys.stderr), sum(len(case.passes) for case in cases))
     record: dict[str, Any] = {
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -108,25 +110,21 @@ def _run(options: argparse.Namespace, cases: list[Case], backend: Backend, count
     return status
 
 
-def measure(cases: list[Case], backend: Backend, rivals: list[Rival], options: argparse.Namespace, bar: Bar) -> Iterator[Row]:
+def measure(cases: list[AnyCase], backend: Backend, rivals: list[Rival], options: argparse.Namespace, bar: Bar) -> Iterator[Row]:
     """A row for every pass of every case: agreement first, then memory, then time."""
     seconds, least = (QUICK_SECONDS, QUICK_LEAST) if options.quick else (SECONDS, LEAST)
     done = 0
     for case in cases:
-        inputs = case.inputs()
         for name in case.passes:
             title = f"{case.name} {name}"
             bar.show(done, f"{title}: agreement")
-            own = Npattn(backend).prepare(case, inputs, name)
+            own, calls, products = _prepare(case, name, backend, rivals)
             results = own()
-            prepared = [(rival.name, rival.prepare(case, inputs, name)) for rival in rivals]
-            calls = {who: call for who, call in prepared if call is not None}
             differences = {
                 who: largest_difference(results, call(), dtype=case.dtype, who=f"{title}, {who}") for who, call in calls.items()
             }
             del results
             memory = backend.extra_memory(own)
-            products = prepare_products(case, inputs, name, backend)
             products()
             samples = interleave(
                 {"npattn": own, **calls, report.LIMIT: products},
@@ -138,6 +136,18 @@ def measure(cases: list[Case], backend: Backend, rivals: list[Rival], options: a
             )
             yield Row(case, name, samples, memory, differences)
             done += 1
+
+
+def _prepare(case: AnyCase, name: str, backend: Backend, rivals: list[Rival]) -> tuple[Call, dict[str, Call], Call]:
+    """A pass of npattn's, of its rivals', and of the bare matrix products."""
+    if isinstance(case, TrainCase):
+        start = case.inputs()
+        steps = {x.name: torch_step(case, start, x.torch, x.device) for x in rivals if isinstance(x, Torch)}
+        return npattn_step(case, start, backend), steps, prepare_step_products(case, backend)
+    inputs = case.inputs()
+    prepared = [(rival.name, rival.prepare(case, inputs, name)) for rival in rivals]
+    calls = {who: call for who, call in prepared if call is not None}
+    return Npattn(backend).prepare(case, inputs, name), calls, prepare_products(case, inputs, name, backend)
 
 
 def _ignore_interrupts() -> None:

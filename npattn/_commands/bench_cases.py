@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -111,7 +111,7 @@ CASES = (
 QUICK = ("full-256-float32", "causal-1024-float32", "decode-1x4096-float32", "tiny-8-float32")
 
 
-def select(pattern: str | None = None, *, quick: bool = False, dtype: str | None = None) -> list[Case]:
+def select(every: Sequence[Any], pattern: str | None = None, *, quick: bool = False, dtype: str | None = None) -> list[Any]:
     """The cases whose names have something that matches a shell pattern, all of them in one dtype if it is given.
 
     Raises
@@ -119,7 +119,7 @@ def select(pattern: str | None = None, *, quick: bool = False, dtype: str | None
     ValueError
         If no name does.
     """
-    cases: Iterable[Case] = (case for case in CASES if not quick or case.name in QUICK)
+    cases: Iterable[Any] = (case for case in every if not quick or case.name in QUICK)
     if dtype is not None:
         cases = dict.fromkeys(case._replace(dtype=dtype) for case in cases)
     cases = list(cases)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from npattn import __version__
 from npattn._commands.bench_cases import BOTH, FORWARD, Case
+from npattn._commands.bench_train import TrainCase
 
 RIVALS = ("naive", "torch", "jax")
 LIMIT = "limit"  # the bare matrix products
@@ -28,7 +29,7 @@ BUSY = 0.8  # a load average that other processes must have made
 class Row(NamedTuple):
     """A pass of a case, measured."""
 
-    case: Case
+    case: Case | TrainCase
     name: str
     samples: dict[str, list[float]]  # seconds a call, of npattn, its rivals and the limit
     memory: int  # bytes

@@ -20,12 +20,13 @@ import threadpoolctl
 import npattn
 from npattn.__main__ import main
 from npattn._arrays import threads
-from npattn._commands import bench, bench_backends, bench_products, bench_report, bench_rivals, bench_timing
+from npattn._commands import bench, bench_backends, bench_products, bench_report, bench_rivals, bench_timing, bench_train
 from npattn._commands.bench_backends import NumPyBackend
 from npattn._commands.bench_cases import BOTH, CASES, FORWARD, LENGTHS, QUICK, Case, select
 from npattn._commands.bench_report import Row
 from npattn._commands.bench_rivals import Naive, Npattn
 from npattn._commands.bench_timing import Disagreement, interleave, largest_difference
+from npattn._commands.bench_train import TrainCase
 from npattn._commands.terminal import Bar, Terminal
 from npattn.testing.libraries import to_numpy
 
@@ -296,10 +297,10 @@ def test_operations():
 
 
 def test_select():
-    assert select() == list(CASES)
-    assert [case.name for case in select("causal*float64")] == ["causal-1024-float64"]
-    assert [case.name for case in select(quick=True)] == sorted(QUICK, key=[case.name for case in CASES].index)
-    doubles = select("1024", dtype="float64")
+    assert select(CASES) == list(CASES)
+    assert [case.name for case in select(CASES, "causal*float64")] == ["causal-1024-float64"]
+    assert [case.name for case in select(CASES, quick=True)] == sorted(QUICK, key=[case.name for case in CASES].index)
+    doubles = select(CASES, "1024", dtype="float64")
     assert {case.dtype for case in doubles} == {"float64"}
     assert len({case.name for case in doubles}) == len(doubles)
 
@@ -308,6 +309,36 @@ def test_inputs_are_the_same_every_time():
     first, second = (Case("grouped", 7, 5, K=2).inputs() for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(first[:4], second[:4], strict=True))
     assert [x.shape for x in first[:4]] == [(1, 8, 7, 64), (1, 2, 5, 64), (1, 2, 5, 64), (1, 8, 7, 64)]
+
+
+def test_a_step_s_operations():
+    case = TrainCase(B=2, T=3, C=8, H=2, blocks=1, V=5)
+    linears = 6 * (8 * 8 * (4 + 4 + 4) + 8 * 5)  # 6 rows, then d, dx and dw
+    assert case.operations(bench_train.STEP) == 3 * 2 * linears + 6 * 2 * 4 * (2 * 2 * (1 + 2 + 3))
+
+
+def test_a_step_is_pytorch_s():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    case = TrainCase(B=2, T=8, C=16, H=2, blocks=2, V=11, dtype="float64")
+    start = case.inputs()
+    own, other = bench_train.npattn_step(case, start, NumPyBackend()), bench_train.torch_step(case, start, torch, "cpu")
+    losses = []
+    for _ in range(3):  # every call goes on from what the last one has reached
+        results = own()
+        assert largest_difference(results, other(), dtype="float64", who="torch") < 1e-12
+        losses.append(float(results[0]))
+    assert losses[2] < losses[1] < losses[0]
+
+
+def test_the_limit_of_a_step(monkeypatch):
+    done = []
+    matmul = np.matmul
+    monkeypatch.setattr(bench_train, "prepare_products", lambda *_: lambda: ())
+    case = TrainCase(B=2, T=3, C=8, H=2, blocks=2, V=5)
+    products = bench_train.prepare_step_products(case, NumPyBackend())
+    monkeypatch.setattr(np, "matmul", lambda a, b: (done.append(2 * a.size * b.shape[1]), matmul(a, b))[1])
+    assert products() == ()
+    assert sum(done) == case.operations(bench_train.STEP) - 2 * case.attention.operations(BOTH)
 
 
 # Rivals ----------------------------------------------------------------------------------------------------------------------
@@ -467,7 +498,9 @@ def test_extra_memory():
 
 
 @pytest.mark.parametrize("name", [FORWARD, BOTH])
-@pytest.mark.parametrize("case", [*SMALL, Case("full", 600, 2100, H=1, K=1), *select("padded")], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [*SMALL, Case("full", 600, 2100, H=1, K=1), *select(CASES, "padded")], ids=lambda case: case.name
+)
 def test_the_limit_does_all_products_of_the_pairs_that_the_mask_leaves(case, name, monkeypatch):
     done = []
     run = bench_products._run
