@@ -35,6 +35,7 @@ from npattn._attention.multi_head import (
     multi_head_attention_backward,
     multi_head_attention_forward,
 )
+from npattn._attention.multi_head_jvp import multi_head_attention_backward_jvp, multi_head_attention_jvp
 from npattn._attention.multi_head_steps import (
     MultiHeadAttentionSteps,
     MultiHeadAttentionStepsBackward,
@@ -94,7 +95,9 @@ __all__ = [
     "merge_attention_forward",
     "multi_head_attention",
     "multi_head_attention_backward",
+    "multi_head_attention_backward_jvp",
     "multi_head_attention_forward",
+    "multi_head_attention_jvp",
     "multi_head_attention_steps",
     "multi_head_attention_steps_backward",
     "relative_bias",

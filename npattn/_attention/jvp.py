@@ -195,7 +195,7 @@ def attention_backward_jvp(
     >>> bool(np.allclose(change.dq, attention_backward(tdout, saved).dq))
     True
     """
-    return _tangents_of_gradients("attention_backward_jvp", dout, saved, tangents, dlse, tdout, tdlse)[0]
+    return tangents_of_gradients("attention_backward_jvp", dout, saved, tangents, dlse=dlse, tdout=tdout, tdlse=tdlse)[0]
 
 
 def attention_hvp(
@@ -242,7 +242,7 @@ def attention_hvp(
     >>> bool(np.isclose(np.vdot(b, of_a), np.vdot(a, of_b)))
     True
     """
-    return _tangents_of_gradients("attention_hvp", dout, saved, tangents, dlse, None, None)[0]
+    return tangents_of_gradients("attention_hvp", dout, saved, tangents, dlse=dlse)[0]
 
 
 def attention_backward_backward(
@@ -290,21 +290,29 @@ def attention_backward_backward(
     >>> bool(np.allclose(grads.ddout, tout))
     True
     """
-    op, problem = "attention_backward_backward", saved.problem
-    grads, tout, tlse = _tangents_of_gradients(op, dout, saved, AttentionTangents(*cotangents), dlse, None, None)
-    return AttentionBackwardGrads(own(problem, tout, shared=False), None if dlse is None else tlse, *grads)
+    op = "attention_backward_backward"
+    grads, tout, tlse = tangents_of_gradients(op, dout, saved, AttentionTangents(*cotangents), dlse=dlse)
+    return AttentionBackwardGrads(tout, None if dlse is None else tlse, *grads)
 
 
-def _tangents_of_gradients(
+def tangent_of_out(op: str, saved: AttentionSaved, tangents: AttentionTangents) -> Array:
+    """The tangent of out, for a call of forward that has been."""
+    problem, sizes, _ = saved.tiling
+    along = _along(problem, tangents, {"q": saved.q, "k": saved.k, "v": saved.v}, op)
+    return own(problem, problem.result(jvp(problem, along, sizes).tout), shared=False)
+
+
+def tangents_of_gradients(
     op: str,
     dout: Array,
     saved: AttentionSaved,
     tangents: AttentionTangents,
-    dlse: Array | None,
-    tdout: Array | None,
-    tdlse: Array | None,
+    *,
+    dlse: Array | None = None,
+    tdout: Array | None = None,
+    tdlse: Array | None = None,
 ) -> tuple[AttentionGrads, Array, Array]:
-    """The tangents of the gradients, and those of out and lse as they are computed."""
+    """The tangents of the gradients, and those of out and lse."""
     problem, sizes, _ = saved.tiling
     value_size = problem.v.shape[-1]
     check_cotangent(problem, "dout", dout, value_size, op=op)
@@ -320,7 +328,7 @@ def _tangents_of_gradients(
     grads, tout, tlse = backward_jvp(
         problem, along, sizes, Forward(*saved_rows(saved), None), Cotangents(dout, dlse, tdout, tdlse)
     )
-    return as_grads(saved, grads), problem.result(tout), problem.result(tlse[..., 0])
+    return as_grads(saved, grads), own(problem, problem.result(tout), shared=False), problem.result(tlse[..., 0])
 
 
 def _along(problem: Problem, tangents: AttentionTangents, inputs: Mapping[str, Array], op: str) -> Problem:

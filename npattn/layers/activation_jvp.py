@@ -283,7 +283,12 @@ def gate_jvp(
     out, saved = gate_forward(x, gates, activation=activation)
     for name, t, of in (("x", tx, x), ("gates", tgates, gates)):
         check_tangent("gate_jvp", name, t, of)
-    return out, _sum_of_products(((tx, saved.by_x), (tgates, saved.by_gates)), saved.by_x, saved.dtype)
+    return out, gate_tangent(saved, tx, tgates)
+
+
+def gate_tangent(saved: GateSaved, tx: Array | None, tgates: Array | None) -> Array:
+    """The tangent of `gate`'s out, from what forward saved."""
+    return _sum_of_products(((tx, saved.by_x), (tgates, saved.by_gates)), saved.by_x, saved.dtype)
 
 
 def gate_backward_jvp(

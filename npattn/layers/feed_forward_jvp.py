@@ -6,18 +6,23 @@ from typing import Any
 
 from npattn._arrays.namespace import Array
 from npattn.layers import activation_jvp as activations
-from npattn.layers._curves import check_activation
-from npattn.layers.feed_forward import ACTIVATIONS, FeedForwardGrads, FeedForwardParams, FeedForwardSaved
+from npattn.layers._curves import times_slopes
+from npattn.layers.feed_forward import FeedForwardGrads, FeedForwardParams, FeedForwardSaved, feed_forward_forward
 from npattn.layers.gate import gate_backward
-from npattn.layers.gated_feed_forward import GatedFeedForwardGrads, GatedFeedForwardParams, GatedFeedForwardSaved
-from npattn.layers.linear import linear_backward
-from npattn.layers.linear_jvp import linear_backward_jvp, linear_jvp
+from npattn.layers.gated_feed_forward import (
+    GatedFeedForwardGrads,
+    GatedFeedForwardParams,
+    GatedFeedForwardSaved,
+    gated_feed_forward_forward,
+)
+from npattn.layers.linear import linear, linear_backward
+from npattn.layers.linear_jvp import linear_backward_jvp, linear_tangent
 
-JVPS: dict[str, tuple[Any, Any]] = {
-    "relu": (activations.relu_jvp, activations.relu_backward_jvp),
-    "silu": (activations.silu_jvp, activations.silu_backward_jvp),
-    "gelu": (activations.gelu_jvp, activations.gelu_backward_jvp),
-    "gelu_tanh": (activations.gelu_tanh_jvp, activations.gelu_tanh_backward_jvp),
+BACKWARD_JVPS: dict[str, Any] = {
+    "relu": activations.relu_backward_jvp,
+    "silu": activations.silu_backward_jvp,
+    "gelu": activations.gelu_backward_jvp,
+    "gelu_tanh": activations.gelu_tanh_backward_jvp,
 }
 
 
@@ -59,11 +64,23 @@ def feed_forward_jvp(
     TypeError
         If dtypes, libraries or devices differ.
     """
-    t = _NONE if tparams is None else tparams
-    hidden, thidden = linear_jvp(x, params.w_in, params.b_in, tx=tx, tw=t.w_in, tb=t.b_in)
-    check_activation("feed_forward_jvp", activation)
-    activated, tactivated = JVPS[activation][0](hidden, tx=thidden)
-    return linear_jvp(activated, params.w_out, params.b_out, tx=tactivated, tw=t.w_out, tb=t.b_out)
+    out, saved = feed_forward_forward(params, x, activation=activation)
+    return out, feed_forward_tangent(saved, tparams, tx)
+
+
+def feed_forward_tangent(saved: FeedForwardSaved, tparams: FeedForwardParams | None, tx: Array | None) -> Array:
+    """The tangent of `feed_forward`'s out, from what forward saved."""
+    op, params, t = "feed_forward_jvp", saved.params, _NONE if tparams is None else tparams
+    return linear_tangent(
+        op, saved.out.x, params.w_out, params.b_out, tx=_activated_tangents(saved, t, tx)[1], tw=t.w_out, tb=t.b_out
+    )
+
+
+def _activated_tangents(saved: FeedForwardSaved, t: FeedForwardParams, tx: Array | None) -> tuple[Array, Array]:
+    """The tangents of what is inside, before and after the activation."""
+    op, params, (slope, dtype) = "feed_forward_jvp", saved.params, saved.activated
+    thidden = linear_tangent(op, saved.hidden.x, params.w_in, params.b_in, tx=tx, tw=t.w_in, tb=t.b_in)
+    return thidden, times_slopes(op, thidden, slope, dtype=dtype)[0]
 
 
 _NONE: Any = FeedForwardParams(None, None)
@@ -104,13 +121,12 @@ def feed_forward_backward_jvp(
         If dtypes, libraries or devices differ.
     """
     params, t = saved.params, _NONE if tparams is None else tparams
-    hidden, thidden = linear_jvp(saved.hidden.x, params.w_in, params.b_in, tx=tx, tw=t.w_in, tb=t.b_in)
-    jvp, backward_jvp = JVPS[saved.activation]
-    _, tactivated = jvp(hidden, tx=thidden)
+    thidden, tactivated = _activated_tangents(saved, t, tx)
     dactivated = linear_backward(dout, saved.out).dx
     tout = linear_backward_jvp(dout, saved.out, tdout=tdout, tx=tactivated, tw=t.w_out)
-    dhidden = ACTIVATIONS[saved.activation][1](dactivated, saved.activated).dx
-    tdhidden = backward_jvp(dactivated, saved.activated, x=hidden, tx=thidden, tdout=tout.dx).dx
+    (dhidden,) = times_slopes("feed_forward_backward_jvp", dactivated, saved.activated[0], dtype=saved.activated[1])
+    hidden = linear(saved.hidden.x, params.w_in, params.b_in)  # an activation saves its slope, and not its input
+    tdhidden = BACKWARD_JVPS[saved.activation](dactivated, saved.activated, x=hidden, tx=thidden, tdout=tout.dx).dx
     tin = linear_backward_jvp(dhidden, saved.hidden, tdout=tdhidden, tx=tx, tw=t.w_in)
     return FeedForwardGrads(FeedForwardParams(tin.dw, tout.dw, tin.db, tout.db), tin.dx)
 
@@ -153,11 +169,23 @@ def gated_feed_forward_jvp(
     TypeError
         If dtypes, libraries or devices differ.
     """
-    t = _GATED_NONE if tparams is None else tparams
-    gates, tgates = linear_jvp(x, params.w_gate, params.b_gate, tx=tx, tw=t.w_gate, tb=t.b_gate)
-    hidden, thidden = linear_jvp(x, params.w_in, params.b_in, tx=tx, tw=t.w_in, tb=t.b_in)
-    gated, tgated = activations.gate_jvp(hidden, gates, tx=thidden, tgates=tgates, activation=activation)
-    return linear_jvp(gated, params.w_out, params.b_out, tx=tgated, tw=t.w_out, tb=t.b_out)
+    out, saved = gated_feed_forward_forward(params, x, activation=activation)
+    return out, gated_feed_forward_tangent(saved, tparams, tx)
+
+
+def gated_feed_forward_tangent(saved: GatedFeedForwardSaved, tparams: GatedFeedForwardParams | None, tx: Array | None) -> Array:
+    """The tangent of `gated_feed_forward`'s out, from what forward saved."""
+    op, params, t = "gated_feed_forward_jvp", saved.params, _GATED_NONE if tparams is None else tparams
+    _, _, tgated = _gated_tangents(saved, t, tx)
+    return linear_tangent(op, saved.out.x, params.w_out, params.b_out, tx=tgated, tw=t.w_out, tb=t.b_out)
+
+
+def _gated_tangents(saved: GatedFeedForwardSaved, t: GatedFeedForwardParams, tx: Array | None) -> tuple[Array, Array, Array]:
+    """The tangents of what is let through, of its gates, and of both together."""
+    op, params, x = "gated_feed_forward_jvp", saved.params, saved.hidden.x
+    thidden = linear_tangent(op, x, params.w_in, params.b_in, tx=tx, tw=t.w_in, tb=t.b_in)
+    tgates = linear_tangent(op, x, params.w_gate, params.b_gate, tx=tx, tw=t.w_gate, tb=t.b_gate)
+    return thidden, tgates, activations.gate_tangent(saved.gated, thidden, tgates)
 
 
 _GATED_NONE: Any = GatedFeedForwardParams(None, None, None)
@@ -198,9 +226,8 @@ def gated_feed_forward_backward_jvp(
         If dtypes, libraries or devices differ.
     """
     params, t, x = saved.params, _GATED_NONE if tparams is None else tparams, saved.hidden.x
-    gates, tgates = linear_jvp(x, params.w_gate, params.b_gate, tx=tx, tw=t.w_gate, tb=t.b_gate)
-    hidden, thidden = linear_jvp(x, params.w_in, params.b_in, tx=tx, tw=t.w_in, tb=t.b_in)
-    _, tgated = activations.gate_jvp(hidden, gates, tx=thidden, tgates=tgates, activation=saved.gated.activation)
+    thidden, tgates, tgated = _gated_tangents(saved, t, tx)
+    hidden, gates = linear(x, params.w_in, params.b_in), linear(x, params.w_gate, params.b_gate)
     dgated = linear_backward(dout, saved.out).dx
     tout = linear_backward_jvp(dout, saved.out, tdout=tdout, tx=tgated, tw=t.w_out)
     dhalves = gate_backward(dgated, saved.gated)

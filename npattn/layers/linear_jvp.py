@@ -69,13 +69,19 @@ def linear_jvp(
     >>> linear_jvp(x, w, tx=np.asarray([[1.0, 0.0]]), tw=np.asarray([[0.0], [5.0]]))
     (array([[21.]]), array([[11.]]))
     """
-    out = linear(x, w, b)
+    return linear(x, w, b), linear_tangent("linear_jvp", x, w, b, tx=tx, tw=tw, tb=tb)
+
+
+def linear_tangent(
+    op: str, x: Array, w: Array, b: Array | None, *, tx: Array | None, tw: Array | None, tb: Array | None
+) -> Array:
+    """The tangent of `linear`'s out alone."""
+    xp = array_namespace(op, x=x)
     for name, t, of in (("x", tx, x), ("w", tw, w), ("b", tb, b)):
-        check_tangent("linear_jvp", name, t, of)
-    xp = array_namespace("linear_jvp", x=x)
+        check_tangent(op, name, t, of)
     width = w.shape[0]
-    tout = _out_tangent(as_rows(x, width, xp=xp), w, _rows(tx, width, xp=xp), tw, tb, xp=xp, dtype=out.dtype)
-    return out, xp.reshape(tout, out.shape)
+    tout = _out_tangent(as_rows(x, width, xp=xp), w, _rows(tx, width, xp=xp), tw, tb, xp=xp, dtype=x.dtype)
+    return xp.reshape(tout, (*x.shape[:-1], w.shape[1]))
 
 
 def linear_backward_jvp(
@@ -150,16 +156,22 @@ def project_heads_jvp(
     TypeError
         If dtypes, libraries or devices differ.
     """
-    out = project_heads(x, w, b)
+    return project_heads(x, w, b), project_heads_tangent("project_heads_jvp", x, w, b, tx=tx, tw=tw, tb=tb)
+
+
+def project_heads_tangent(
+    op: str, x: Array, w: Array, b: Array | None, *, tx: Array | None, tw: Array | None, tb: Array | None
+) -> Array:
+    """The tangent of `project_heads`' out alone."""
+    xp = array_namespace(op, x=x)
     for name, t, of in (("x", tx, x), ("w", tw, w), ("b", tb, b)):
-        check_tangent("project_heads_jvp", name, t, of)
-    xp = array_namespace("project_heads_jvp", x=x)
+        check_tangent(op, name, t, of)
     width, *heads = w.shape
     columns, tcolumns = (_reshaped(a, (width, math.prod(heads)), xp=xp) for a in (w, tw))
     flat_tb = _reshaped(tb, (math.prod(heads),), xp=xp)
     rows, trows = as_rows(x, width, xp=xp), _rows(tx, width, xp=xp)
-    tout = _out_tangent(rows, columns, trows, tcolumns, flat_tb, xp=xp, dtype=out.dtype)
-    return out, swap_heads(xp.reshape(tout, (*x.shape[:-1], *heads)), xp=xp)
+    tout = _out_tangent(rows, columns, trows, tcolumns, flat_tb, xp=xp, dtype=x.dtype)
+    return swap_heads(xp.reshape(tout, (*x.shape[:-1], *heads)), xp=xp)
 
 
 def project_heads_backward_jvp(
@@ -236,14 +248,21 @@ def merge_heads_jvp(
     TypeError
         If dtypes, libraries or devices differ.
     """
-    out = merge_heads(x, w, b)
+    return merge_heads(x, w, b), merge_heads_tangent("merge_heads_jvp", x, w, b, tx=tx, tw=tw, tb=tb)
+
+
+def merge_heads_tangent(
+    op: str, x: Array, w: Array, b: Array | None, *, tx: Array | None, tw: Array | None, tb: Array | None
+) -> Array:
+    """The tangent of `merge_heads`' out alone."""
+    xp = array_namespace(op, x=x)
     for name, t, of in (("x", tx, x), ("w", tw, w), ("b", tb, b)):
-        check_tangent("merge_heads_jvp", name, t, of)
-    xp = array_namespace("merge_heads_jvp", x=x)
+        check_tangent(op, name, t, of)
     *heads, width = w.shape
     rows, trows = (None if a is None else as_rows(swap_heads(a, xp=xp), *heads, xp=xp) for a in (x, tx))
     flat_w, flat_tw = (_reshaped(a, (math.prod(heads), width), xp=xp) for a in (w, tw))
-    return out, xp.reshape(_out_tangent(rows, flat_w, trows, flat_tw, tb, xp=xp, dtype=out.dtype), out.shape)
+    tout = _out_tangent(rows, flat_w, trows, flat_tw, tb, xp=xp, dtype=x.dtype)
+    return xp.reshape(tout, (*x.shape[:-3], x.shape[-2], width))
 
 
 def merge_heads_backward_jvp(
@@ -317,13 +336,18 @@ def tied_logits_jvp(x: Array, table: Array, /, *, tx: Array | None = None, ttabl
     TypeError
         If dtypes, libraries or devices differ.
     """
-    out = tied_logits(x, table)
+    return tied_logits(x, table), tied_logits_tangent("tied_logits_jvp", x, table, tx=tx, ttable=ttable)
+
+
+def tied_logits_tangent(op: str, x: Array, table: Array, *, tx: Array | None, ttable: Array | None) -> Array:
+    """The tangent of `tied_logits`' out alone."""
+    xp = array_namespace(op, x=x)
     for name, t, of in (("x", tx, x), ("table", ttable, table)):
-        check_tangent("tied_logits_jvp", name, t, of)
-    xp = array_namespace("tied_logits_jvp", x=x)
+        check_tangent(op, name, t, of)
     rows, trows = (_rows(a, table.shape[1], xp=xp) for a in (x, tx))
     w, tw = (None if a is None else xp.matrix_transpose(a) for a in (table, ttable))
-    return out, xp.reshape(_out_tangent(rows, w, trows, tw, None, xp=xp, dtype=out.dtype), out.shape)
+    tout = _out_tangent(rows, w, trows, tw, None, xp=xp, dtype=x.dtype)
+    return xp.reshape(tout, (*x.shape[:-1], table.shape[0]))
 
 
 def tied_logits_backward_jvp(

@@ -6,7 +6,7 @@ from typing import Any
 
 from npattn._arrays.blocks import map_rows
 from npattn._arrays.checks import check_tangent
-from npattn._arrays.namespace import Array, Namespace
+from npattn._arrays.namespace import Array, Namespace, array_namespace
 from npattn.layers._features import (
     Axes,
     centred_rows,
@@ -84,10 +84,15 @@ def layer_norm_jvp(
     True
     """
     out, saved = layer_norm_forward(x, weight, bias, eps=eps, axes=axes)
-    xp, _ = check_norm_backward("layer_norm_jvp", out, x)
     for name, t, of in (("x", tx, x), ("weight", tweight, weight), ("bias", tbias, bias)):
         check_tangent("layer_norm_jvp", name, t, of)
-    return out, _out_tangent(_Rows.of_layer_norm(saved, tx, tweight, xp), tbias)
+    return out, layer_norm_tangent(saved, tx=tx, tweight=tweight, tbias=tbias)
+
+
+def layer_norm_tangent(saved: LayerNormSaved, *, tx: Array | None, tweight: Array | None, tbias: Array | None) -> Array:
+    """The tangent of `layer_norm`'s out, from what forward saved."""
+    xp = array_namespace("layer_norm_jvp", x=saved.x)
+    return _out_tangent(_Rows.of_layer_norm(saved, tx, tweight, xp), tbias)
 
 
 def layer_norm_backward_jvp(
@@ -170,10 +175,15 @@ def rms_norm_jvp(
         If dtypes, libraries or devices differ.
     """
     out, saved = rms_norm_forward(x, weight, eps=eps, axes=axes)
-    xp, _ = check_norm_backward("rms_norm_jvp", out, x)
     for name, t, of in (("x", tx, x), ("weight", tweight, weight)):
         check_tangent("rms_norm_jvp", name, t, of)
-    return out, _out_tangent(_Rows.of_rms_norm(saved, tx, tweight, xp), None)
+    return out, rms_norm_tangent(saved, tx=tx, tweight=tweight)
+
+
+def rms_norm_tangent(saved: RmsNormSaved, *, tx: Array | None, tweight: Array | None) -> Array:
+    """The tangent of `rms_norm`'s out, from what forward saved."""
+    xp = array_namespace("rms_norm_jvp", x=saved.x)
+    return _out_tangent(_Rows.of_rms_norm(saved, tx, tweight, xp), None)
 
 
 def rms_norm_backward_jvp(

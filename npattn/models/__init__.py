@@ -51,6 +51,7 @@ from npattn.models.encoder_decoder import (
     encoder_decoder_loss_backward,
     encoder_decoder_loss_forward,
 )
+from npattn.models.encoder_jvp import encoder_backward_jvp, encoder_block_backward_jvp, encoder_block_jvp, encoder_jvp
 from npattn.models.language_model import (
     LanguageModelGrads,
     LanguageModelLossSaved,
@@ -62,6 +63,12 @@ from npattn.models.language_model import (
     language_model_loss,
     language_model_loss_backward,
     language_model_loss_forward,
+)
+from npattn.models.language_model_jvp import (
+    language_model_backward_jvp,
+    language_model_jvp,
+    language_model_loss_hvp,
+    language_model_loss_jvp,
 )
 from npattn.models.norm import NormParams
 from npattn.models.token_embedding import (
@@ -110,9 +117,12 @@ __all__ = [
     "decoder_forward",
     "encoder",
     "encoder_backward",
+    "encoder_backward_jvp",
     "encoder_block",
     "encoder_block_backward",
+    "encoder_block_backward_jvp",
     "encoder_block_forward",
+    "encoder_block_jvp",
     "encoder_decoder",
     "encoder_decoder_backward",
     "encoder_decoder_forward",
@@ -120,12 +130,17 @@ __all__ = [
     "encoder_decoder_loss_backward",
     "encoder_decoder_loss_forward",
     "encoder_forward",
+    "encoder_jvp",
     "language_model",
     "language_model_backward",
+    "language_model_backward_jvp",
     "language_model_forward",
+    "language_model_jvp",
     "language_model_loss",
     "language_model_loss_backward",
     "language_model_loss_forward",
+    "language_model_loss_hvp",
+    "language_model_loss_jvp",
     "token_embedding",
     "token_embedding_backward",
     "token_embedding_forward",

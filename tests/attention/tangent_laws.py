@@ -85,7 +85,7 @@ def transpose_of_backward(tangents: Tangents, problem: AttentionProblem, along: 
     got = tangents(problem, along)
     c = cotangents(problem, got)
     with_c = problem.replace(dout=c["tout"], dlse=c["tlse"])
-    gradients, bounds = OURS.answer(with_c), tolerances(OURS, with_c)
+    gradients, bounds = OURS.answer(with_c), tolerances(with_c)
     of_inputs = {name: t for name, t in along.items() if name not in ("dout", "dlse")}
     left = inner({"tout": c["tout"], "tlse": c["tlse"]}, got.given())
     right = inner(of_inputs, {name: getattr(gradients, f"d{name}") for name in of_inputs})
