@@ -1,0 +1,150 @@
+"""What the tiling computes, what it keeps, and the memory that it takes."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from npattn import (
+    attention,
+    attention_backward,
+    attention_forward,
+    causal_mask,
+    causal_mask_end,
+    length_mask,
+    segment_mask,
+    set_num_threads,
+    window_mask,
+)
+from npattn._attention import formula, tiling
+
+SIDE = 2048
+SEGMENTS = np.repeat(np.arange(8), SIDE // 8)
+# A tile has 256 rows: along an edge it computes at most that much more than the edge itself, on either side of a band.
+EDGE = 256 * SIDE
+MASKS = {
+    "causal": (causal_mask(), EDGE),
+    "causal from the end": (causal_mask_end(), EDGE),
+    "window": (window_mask(128, 0), 2 * EDGE),
+    "window and causal": (window_mask(300, 300) & causal_mask(), 2 * EDGE),
+    "length": (length_mask(500), 0),
+    "segments": (segment_mask(SEGMENTS), 0),
+    "array of a triangle": (np.tri(SIDE, dtype=bool), EDGE),
+    "array of blocks": (SEGMENTS[:, None] == SEGMENTS, 0),
+    "nothing": (length_mask(0), 0),
+}
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """Pairs that each pass makes scores or gradients of, and pairs of which the mask was written out."""
+    pairs = {"forward": 0, "backward": 0, "mask": 0}
+
+    def counted(module, name, key, size):
+        function = getattr(module, name)
+
+        def wrapped(*args, **kwargs):
+            pairs[key] += size(*args)
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, wrapped)
+
+    def matrix(ops, q, k, *_):
+        return q[..., 0].size // max(k[..., 0, 0].size, 1) * k[..., 0].size
+
+    def written(problem, place):
+        return place.rows * (place.keys.stop - place.keys.start)
+
+    counted(formula, "forward_tile", "forward", matrix)
+    counted(formula, "backward_tile", "backward", matrix)
+    counted(tiling, "_visible", "mask", written)
+    set_num_threads(1)
+    yield pairs
+    set_num_threads(None)
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_what_a_mask_forbids_is_not_computed(computed, kind):
+    mask, edge = MASKS[kind]
+    visible = int(np.sum(mask if isinstance(mask, np.ndarray) else mask.to_array(SIDE, SIDE)))
+    q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, SIDE, 4)).astype(np.float32)
+    _, saved = attention_forward(q, k, v, mask=mask)
+    attention_backward(dout, saved)
+    for n in ("forward", "backward"):
+        assert visible <= computed[n] <= visible + edge, n
+    assert computed["mask"] <= 2 * 2 * edge  # both passes write out what lies along the edge, seen or not, and nothing else
+
+
+def test_without_a_mask_every_pair_once(computed):
+    q, k, v, dout = np.random.default_rng(0).standard_normal((4, 2, SIDE, 4)).astype(np.float32)
+    attention_backward(dout, attention_forward(q, k, v)[1])
+    assert computed == {"forward": 2 * SIDE * SIDE, "backward": 2 * SIDE * SIDE, "mask": 0}
+
+
+# What is kept -----------------------------------------------------------------------------------------------------------------
+
+
+def kept_bytes(saved):
+    return sum(p.nbytes for unit in saved.tiling.kept or () for p, _ in unit)
+
+
+@pytest.mark.parametrize(("room", "kept"), [("8", True), ("7", False), ("0", False)])
+def test_the_variable_says_how_much_is_kept(monkeypatch, room, kept):
+    q, k, v, dout = np.random.default_rng(0).standard_normal((4, 2, 1024, 4)).astype(np.float32)
+    default = attention_backward(dout, attention_forward(q, k, v)[1])
+    monkeypatch.setenv("NPATTN_KEEP_MIB", room)
+    _, saved = attention_forward(q, k, v)
+    assert kept_bytes(saved) == (2 * 1024 * 1024 * 4 if kept else 0)
+    for got, expected in zip(attention_backward(dout, saved)[:3], default[:3], strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_no_more_than_the_default_is_kept():
+    q, k, v = np.zeros((3, 8, 2304, 1), dtype=np.float32)
+    assert 8 * 2304 * 2304 * 4 > tiling.KEEP_MIB << 20
+    assert kept_bytes(attention_forward(q, k, v)[1]) == 0
+
+
+@pytest.mark.parametrize("room", ["-1", "many", "1.5"])
+def test_a_variable_that_is_no_number(monkeypatch, room):
+    monkeypatch.setenv("NPATTN_KEEP_MIB", room)
+    q = np.zeros((1, 200, 2))
+    with pytest.raises(ValueError, match=f"NPATTN_KEEP_MIB must be a number of MiB, got '{room}'"):
+        attention_forward(q, q, q)
+
+
+# Memory -----------------------------------------------------------------------------------------------------------------------
+
+
+def peak_mib(work):
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1] / 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.slow
+def test_long_sequences_take_the_memory_of_their_results_and_of_the_tiles():
+    T, H, D = 16384, 8, 64
+    q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, H, T, D), dtype=np.float32)
+
+    def forward_and_backward():
+        out, saved = attention_forward(q, k, v)
+        return out, attention_backward(dout, saved)
+
+    results = 4 * q.nbytes / 2**20  # out, dq, dk, dv
+    extra = peak_mib(forward_and_backward) - results
+    assert extra <= 96
+
+
+@pytest.mark.slow
+def test_the_extra_memory_of_forward_does_not_grow():
+    def extra(T):
+        q, k, v = np.random.default_rng(0).standard_normal((3, 1, 1, T, 64), dtype=np.float32)
+        return peak_mib(lambda: attention(q, k, v)) - q.nbytes / 2**20
+
+    assert extra(32768) <= extra(8192) + 1
