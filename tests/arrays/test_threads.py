@@ -374,13 +374,13 @@ def test_the_quota_of_a_control_group(monkeypatch, tmp_path, quota, cpus):
     file = tmp_path / "cpu.max"
     if quota is not None:
         file.write_text(quota)
-    monkeypatch.setattr(threads, "Path", lambda name: file)
+    monkeypatch.setattr(threads, "QUOTA", file)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     assert get_num_threads() == cpus
 
 
 def test_machines_without_affinity(monkeypatch, tmp_path):
-    monkeypatch.setattr(threads, "Path", lambda name: tmp_path / "none")
+    monkeypatch.setattr(threads, "QUOTA", tmp_path / "none")
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert get_num_threads() == 6
