@@ -1,5 +1,6 @@
 """Tests for an attention: gradient checks, strategies for whole problems, laws, a naive oracle, bounds that are honest.
 
+- `check_attention`: everything below on an attention of your own; `attention_checks` for one test a law;
 - `check_backward`, `check_jvp`, `check_symmetric`: derivatives against finite differences, for any function of arrays;
 - `attention_problem` and the Hypothesis strategy `attention_problems`: inputs, options and cotangents, printed as code;
 - ``LAWS``: what holds for every attention, each law named by what it says;
@@ -14,10 +15,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from npattn.testing.candidates import Answer, Candidate, Run, naive, naive_candidate, npattn_candidate
+from npattn.testing.check import Check, attention_checks, check_attention
 from npattn.testing.gradients import check_backward, check_jvp, check_symmetric, complex_step, numerical_jacobian
 from npattn.testing.laws import LAWS, ORDINARY, LawBroken
 from npattn.testing.libraries import Library, Unavailable, available_libraries, open_library, to_numpy
 from npattn.testing.oracle import naive_backward, naive_forward
+from npattn.testing.plain import CandidateRaised
 from npattn.testing.problems import Alibi, AttentionProblem, Relative, attention_problem
 from npattn.testing.scales import attention_scales, autodiff_bound, difference_bound, difference_step, precision_bound
 
@@ -31,16 +34,20 @@ __all__ = [
     "Answer",
     "AttentionProblem",
     "Candidate",
+    "CandidateRaised",
+    "Check",
     "LawBroken",
     "Library",
     "Relative",
     "Run",
     "Unavailable",
+    "attention_checks",
     "attention_problem",
     "attention_problems",
     "attention_scales",
     "autodiff_bound",
     "available_libraries",
+    "check_attention",
     "check_backward",
     "check_jvp",
     "check_symmetric",

@@ -45,6 +45,12 @@ class Candidate(NamedTuple):
 
     name: str
     run: Callable[[AttentionProblem, bool], Run]  # the problem, and whether to go backward as well
+    tolerance: float = 1.0  # what every bound is multiplied by
+    products: str | None = None  # the precision that factors of its matrix products are rounded to, if coarser than its results
+    noise: float = 0.0  # the share of a result's largest number that a law puts down to rounding, but for the oracle's law
+    watch: Callable[[str, float, float], None] | None = (
+        None  # told of every comparison: the law, the error, its share of the bound
+    )
 
     def answer(self, problem: AttentionProblem, *, backward: bool = True) -> Answer:
         """Its results in NumPy."""

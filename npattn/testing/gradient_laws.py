@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,10 @@ def gradients_are_derivatives(candidate: Candidate, problem: AttentionProblem) -
     """
     if problem.dtype.itemsize < 8:
         return
-    names = list(inputs_that_move(problem))
-    with_lse = candidate.answer(problem, backward=False).lse is not None
+    given = candidate.answer(problem)
+    optional = [name for name in ("bias", "sinks") if getattr(given, f"d{name}") is None]  # a candidate may leave them out
+    inputs = {name: x for name, x in inputs_that_move(problem).items() if name not in optional}
+    names, with_lse = list(inputs), given.lse is not None and problem.dlse is not None
 
     def forward(*values: Any) -> tuple[Any, AttentionProblem]:
         here = moved(problem, dict(zip(names, values, strict=True)))
@@ -57,17 +60,22 @@ def gradients_are_derivatives(candidate: Candidate, problem: AttentionProblem) -
         return {name: getattr(grads, f"d{name}") for name in names}
 
     def bound(t: Vectors, g: Vectors) -> float:
-        return difference_bound(attention_scales(with_cotangents(problem, g)), t)
+        return candidate.tolerance * difference_bound(attention_scales(with_cotangents(problem, g)), t)
+
+    def watch(off: float, allowed: float) -> None:
+        if candidate.watch is not None and math.isfinite(off):
+            candidate.watch(gradients_are_derivatives.__name__, off, off / allowed if allowed else 0.0)
 
     try:
         check_backward(
             forward,
             backward,
-            inputs_that_move(problem),
+            inputs,
             directions=2,
             step=lambda t: difference_step(problem, t),
             bound=bound,
             seed=problem.seed,
+            watch=watch,
         )
     except AssertionError as error:
         raise broken(gradients_are_derivatives, candidate, problem, str(error)) from None
@@ -93,7 +101,7 @@ def cotangents_enter_linearly(candidate: Candidate, problem: AttentionProblem) -
     mixed = problem.replace(dout=mix(problem.dout, other.dout), dlse=mix(problem.dlse, other.dlse))
     one, two, got = (candidate.answer(p) for p in (problem, other, mixed))
     expected = {name: mix(getattr(one, name), getattr(two, name)) for name in one._fields[2:]}
-    bounds = tolerances(problem, other, other, mixed)
+    bounds = tolerances(problem, other, other, mixed, of=candidate)
     agree(cotangents_enter_linearly, candidate, problem, got._asdict(), given_by(one, expected), bounds)
 
 
@@ -110,7 +118,7 @@ def score_gradients_of_a_row_sum_to_zero(candidate: Candidate, problem: Attentio
         return
     live = full.visible().any(axis=-1)
     expected = np.zeros(full.pairs[:-1], dtype=got.dbias.dtype) if full.dlse is None else np.where(live, full.dlse, 0)
-    bounds = Answer(None, dbias=tolerances(full).dbias.sum(axis=-1))
+    bounds = Answer(None, dbias=tolerances(full, of=candidate).dbias.sum(axis=-1))
     agree(
         score_gradients_of_a_row_sum_to_zero, candidate, problem, {"dbias": got.dbias.sum(axis=-1)}, {"dbias": expected}, bounds
     )  # fmt: skip
@@ -127,7 +135,7 @@ def keys_moved_together_have_no_gradient(candidate: Candidate, problem: Attentio
     if got.dk is None:
         return
     total = got.dk.sum(axis=-2)
-    bounds = Answer(None, dk=tolerances(full).dk.sum(axis=-2))
+    bounds = Answer(None, dk=tolerances(full, of=candidate).dk.sum(axis=-2))
     agree(keys_moved_together_have_no_gradient, candidate, problem, {"dk": total}, {"dk": np.zeros_like(total)}, bounds)
 
 
@@ -138,7 +146,7 @@ def products_with_gradients_agree(candidate: Candidate, problem: AttentionProble
     Catches a factor in one of the gradients: a scale, a dropout factor, a sum over a group or over broadcast axes.
     """
     full = whole(problem)
-    got, bounds, live = candidate.answer(full), tolerances(full), full.visible().any(axis=-1)[..., None]
+    got, bounds, live = candidate.answer(full), tolerances(full, of=candidate), full.visible().any(axis=-1)[..., None]
     if got.dv is None:
         return
     sums = {"dv": (got.dv * full.v).sum(), "dk": (got.dk * full.k).sum()}

@@ -41,6 +41,7 @@ def check_backward(
     bound: Callable[[Vectors, Vectors], float] | None = None,
     rtol: float = 1e-8,
     seed: int = 0,
+    watch: Callable[[float, float], None] | None = None,
 ) -> None:
     """Raise unless ``backward`` is the vector-Jacobian product of ``forward``.
 
@@ -65,6 +66,8 @@ def check_backward(
         For the default bound.
     seed : int, optional
         Of directions and cotangents.
+    watch : callable, optional
+        ``watch(difference, allowed)`` is told of every pair.
 
     Raises
     ------
@@ -100,6 +103,8 @@ def check_backward(
             allowed += 64 * EPS / h * sum(float(np.abs(g[name] * outputs[name]).sum()) for name in g)
         else:
             allowed = bound(t, g)
+        if watch is not None:
+            watch(abs(left - right), allowed)
         if not (math.isfinite(left - right) and abs(left - right) <= allowed):
             raise AssertionError(
                 f"check_backward: along a random direction t, <g, (f(x + ht) - f(x - ht)) / 2h> = {left:.12g} "

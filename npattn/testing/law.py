@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from npattn.testing.candidates import Answer, Candidate
+from npattn.testing.precision import coarsest, float_info
 from npattn.testing.problems import AttentionProblem
 from npattn.testing.scales import attention_scales, autodiff_bound
 
@@ -20,7 +21,12 @@ ORDINARY = frozenset({"gradients_are_derivatives", "is_as_precise_as_the_naive_f
 
 
 class LawBroken(AssertionError):
-    """A law does not hold: which, on which problem, what was expected and what came out."""
+    """A law does not hold: which, on which problem, what was expected and what came out.
+
+    ``law`` is its name.
+    """
+
+    law: str = ""
 
 
 def law(check: Law) -> Law:
@@ -32,20 +38,23 @@ def law(check: Law) -> Law:
 def broken(check: Law, candidate: Candidate, problem: AttentionProblem, what: str) -> LawBroken:
     """The one wording of a failure."""
     statement = (check.__doc__ or "").partition("\n")[0]
-    return LawBroken(f"{candidate.name} breaks {check.__name__}: {statement}\n{what}\nproblem: {problem!r}")
+    error = LawBroken(f"{candidate.name} breaks {check.__name__}: {statement}\n{what}\nproblem: {problem!r}")
+    error.law = check.__name__
+    return error
 
 
-def tolerances(*problems: AttentionProblem) -> Answer:
-    """Bounds on the difference between two ways to the same answer, in the problems' dtype; several problems' are added.
+def tolerances(*problems: AttentionProblem, of: Candidate | None = None) -> Answer:
+    """Bounds on the difference between two ways to the same answer, in the problems' precision; several problems' are added.
 
     The problems' answers have the same shapes, but for the ones that a law does not compare.
     """
-    each = []
+    each, (factor, products) = [], (1.0, None) if of is None else (of.tolerance, of.products)
     for problem in problems:
         scales = attention_scales(problem)
-        tiny = float(np.finfo(problem.dtype).smallest_subnormal)  # what a rounded result may be off by, however small it is
+        info = float_info(coarsest(problem.precision, products))
+        tiny = info.smallest_subnormal  # what a rounded result may be off by, however small it is
         own = [
-            None if value is None else autodiff_bound(scales, name, problem.dtype) + tiny
+            None if value is None else factor * (autodiff_bound(scales, name, info.name) + tiny)
             for name, value in scales.of._asdict().items()
         ]
         each.append(own)
@@ -74,10 +83,18 @@ def agree(
         if found is None or np.shape(found) != np.shape(wanted):
             shape = None if found is None else np.shape(found)
             raise broken(check, candidate, problem, f"{name} has shape {shape}, expected is {np.shape(wanted)}")
-        bound = np.zeros(()) if bounds is None else getattr(bounds, name)
+        bound = np.zeros(()) if bounds is None else getattr(bounds, name) + candidate.noise * _size(wanted)
         wrong = _differ(np.asarray(found), np.asarray(wanted), bound)
+        if candidate.watch is not None:
+            candidate.watch(check.__name__, *_largest(np.asarray(found), np.asarray(wanted), bound))
         if wrong.any():
             raise broken(check, candidate, problem, _worst(name, np.asarray(found), np.asarray(wanted), wrong, bound))
+
+
+def _size(x: Any) -> float:
+    """The largest absolute value that is finite."""
+    x = np.abs(np.asarray(x, dtype=np.float64))
+    return float(np.where(np.isfinite(x), x, 0).max(initial=0))
 
 
 def _differ(found: Any, wanted: Any, bound: Any) -> Any:
@@ -87,6 +104,15 @@ def _differ(found: Any, wanted: Any, bound: Any) -> Any:
         same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
         close = np.abs(found - wanted) <= bound
         return ~(same | (close & np.isfinite(wanted)))
+
+
+def _largest(found: Any, wanted: Any, bound: Any) -> tuple[float, float]:
+    """The largest difference of finite numbers, and the largest share of its bound that one has."""
+    with np.errstate(all="ignore"):
+        off = np.abs(np.asarray(found, dtype=np.float64) - wanted)
+        off = np.where(np.isfinite(off), off, 0.0)
+        share = np.where(off > 0, off / bound, 0.0)
+    return float(off.max(initial=0)), float(share.max(initial=0))
 
 
 def _worst(name: str, found: Any, wanted: Any, wrong: Any, bound: Any) -> str:

@@ -46,8 +46,20 @@ from npattn.testing.value_laws import (
     weights_sum_to_one_or_nothing,
 )
 
+# They say nothing of an attention that has no backward.
+OF_GRADIENTS = frozenset(
+    {
+        "cotangents_enter_linearly",
+        "gradients_are_derivatives",
+        "keys_moved_together_have_no_gradient",
+        "products_with_gradients_agree",
+        "score_gradients_of_a_row_sum_to_zero",
+    }
+)
+
 __all__ = [
     "LAWS",
+    "OF_GRADIENTS",
     "ORDINARY",
     "Law",
     "LawBroken",

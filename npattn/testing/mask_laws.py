@@ -21,7 +21,7 @@ def unseen_keys_leave_no_trace(candidate: Candidate, problem: AttentionProblem) 
     Catches a diagonal that is off by one, a mask that is added as a large number instead of selecting, a derivative that is
     multiplied by 0 instead of selected, and a choice of path that is made from contents.
     """
-    full = whole(problem)
+    full = whole(problem).replace(mask=problem.mask)
     rng, seen, plain = problem.rng("unseen"), full.visible(), candidate.answer(full)
     rows = list(np.ndindex(*full.pairs[:-1]))
     group = full.heads // max(full.kv_heads, 1)
@@ -45,7 +45,7 @@ def poison_stays_out(candidate: Candidate, problem: AttentionProblem) -> None:
 
     Catches masking by multiplication, 0·NaN, and gradients of masked pairs that are computed and thrown away.
     """
-    full = whole(problem)
+    full = whole(problem).replace(mask=problem.mask)
     seen, rng = full.visible(), problem.rng("poison")
     group = full.heads // max(full.kv_heads, 1)
     if not group:
@@ -105,7 +105,7 @@ def dead_rows_are_zero(candidate: Candidate, problem: AttentionProblem) -> None:
 
     Catches the mean of v, NaN, and rows that keep what was in memory.
     """
-    full = whole(problem)
+    full = whole(problem).replace(mask=problem.mask)
     got, seen = candidate.answer(full), full.visible()
     dead = ~seen.any(axis=-1)
     expected = {"out": np.where(dead[..., None], 0, got.out)}
@@ -144,7 +144,7 @@ def cuts_merge_to_the_whole(candidate: Candidate, problem: AttentionProblem) -> 
         lse = np.logaddexp.reduce(lses, axis=0)
         weights = [np.where(x == -np.inf, 0, np.exp(x - lse))[..., None] for x in lses]
     expected = {"out": sum(w * out for w, out in zip(weights, outs, strict=True)), "lse": lse}
-    agree(cuts_merge_to_the_whole, candidate, problem, together._asdict(), expected, tolerances(full))
+    agree(cuts_merge_to_the_whole, candidate, problem, together._asdict(), expected, tolerances(full, of=candidate))
 
 
 @law
@@ -160,7 +160,7 @@ def decoding_is_the_whole(candidate: Candidate, problem: AttentionProblem) -> No
         return
     unmasked = full.replace(mask=None)
     together = candidate.out(unmasked.replace(mask=causal_mask(past)))
-    bound = tolerances(unmasked.replace(mask=causal_mask(past))).out
+    bound = tolerances(unmasked.replace(mask=causal_mask(past)), of=candidate).out
     i = int(problem.rng("step").integers(queries)) if queries else 0
     if queries:
         step = part(unmasked, queries=slice(i, i + 1), keys=slice(0, past + i + 1)).replace(mask=causal_mask(past + i))

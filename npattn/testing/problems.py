@@ -16,6 +16,7 @@ from npattn.testing.dense import dense_bias, dense_mask
 from npattn.testing.inputs import Inputs, bias_with, mask_in
 from npattn.testing.layouts import laid_out
 from npattn.testing.libraries import Library, asarray
+from npattn.testing.precision import FloatInfo, float_info, to_bfloat16
 
 EXTREMES = ("large scores", "far keys", "far bias", "huge values", "tiny values", "tiny keys")
 
@@ -54,6 +55,7 @@ class AttentionProblem(NamedTuple):
     softcap: float | None = None
     sinks: Array | None = None
     dropout: Dropout | None = None
+    rounded: str | None = None  # "bfloat16" where the float32 arrays hold numbers that it has, and results are rounded to it
     seed: int = 0
     code: str = ""
 
@@ -72,6 +74,16 @@ class AttentionProblem(NamedTuple):
     def dtype(self) -> Any:
         """The dtype of the inputs, in native byte order."""
         return self.q.dtype.newbyteorder("=")
+
+    @property
+    def precision(self) -> str:
+        """The name of what results are rounded to."""
+        return self.rounded or str(self.dtype.name)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether that is a float of 16 bits."""
+        return self.precision in ("float16", "bfloat16")
 
     @property
     def has_heads(self) -> bool:
@@ -190,7 +202,7 @@ def attention_problem(
     seed : int, optional
         Every array has random numbers of its own from it, so that leaving an option out changes no other array.
     dtype : str, optional
-        ``float64``, ``float32`` or ``float16``.
+        ``float64``, ``float32`` or ``float16``; or ``bfloat16``, whose numbers stand in float32 arrays.
     values : str, optional
         ``normal``, or ``integers``: small whole numbers, with many ties.
     mask : Mask or bool array, optional
@@ -225,14 +237,17 @@ def attention_problem(
     given = dict(locals())
     layouts = layouts or {}
 
+    rounded, held = ("bfloat16", "float32") if dtype == "bfloat16" else (None, dtype)
+
     def draw(name: str, shape: Sequence[int], to: str = dtype) -> Array:
         rng = np.random.default_rng([seed, *name.encode()])
         x = rng.integers(-2, 3, tuple(shape)) if values == "integers" else rng.standard_normal(tuple(shape))
-        x = _extreme(name, np.asarray(x, dtype=np.float64), extreme, np.finfo(to), rng)
+        x = _extreme(name, np.asarray(x, dtype=np.float64), extreme, float_info(to), rng)
         if name == "bias" and hidden:
             x = np.where(rng.random(x.shape) < hidden, -np.inf, x)
         with np.errstate(all="ignore"):
-            return laid_out(x.astype(to), layouts.get(name, "read-only"))
+            x = to_bfloat16(x) if to == "bfloat16" else x.astype(to)
+        return laid_out(x, layouts.get(name, "read-only"))
 
     q_array, k_array, v_array = draw("q", q), draw("k", k), draw("v", v)
     made: Any = None
@@ -245,19 +260,19 @@ def attention_problem(
     elif bias is not None:
         made = draw("bias", bias)
     problem = AttentionProblem(
-        q_array, k_array, v_array, q_array, None, mask, made, scale, softcap, None, dropout, seed, call_code(given)
+        q_array, k_array, v_array, q_array, None, mask, made, scale, softcap, None, dropout, rounded, seed, call_code(given)
     )
     rows = problem.pairs[:-1] if problem.has_heads else problem.pairs[-2:-1]
     return problem._replace(
         dout=draw("dout", (*rows, v[-1])),
-        dlse=draw("dlse", rows, "float32" if dtype == "float16" else dtype) if dlse else None,
+        dlse=draw("dlse", rows, "float32" if dtype == "float16" else held) if dlse else None,
         sinks=draw("sinks", (problem.heads,)) if sinks else None,
     )
 
 
-def _extreme(name: str, x: Array, extreme: Sequence[str], info: Any, rng: np.random.Generator) -> Array:
+def _extreme(name: str, x: Array, extreme: Sequence[str], info: FloatInfo, rng: np.random.Generator) -> Array:
     """Numbers far from 1 where asked for."""
-    small, huge = float(info.smallest_normal), float(info.max)
+    small, huge = info.smallest_normal, info.max
     for kind in extreme:
         if kind not in EXTREMES:
             raise ValueError(f"attention_problem: extreme must be among {', '.join(EXTREMES)}, got {kind!r}")

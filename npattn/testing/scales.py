@@ -24,6 +24,7 @@ from npattn.testing.dense import dense_bias, lazy_bias_scale
 from npattn.testing.inputs import bias_with
 from npattn.testing.oracle import naive_forward
 from npattn.testing.parts import default_scale
+from npattn.testing.precision import float_info
 from npattn.testing.problems import AttentionProblem
 
 DIFFERENCE = 1e-8  # of Σ|t|·scale: what finite differences with Richardson extrapolation are good for in float64
@@ -204,17 +205,17 @@ def autodiff_bound(scales: Scales, name: str, dtype: Any = np.float64) -> Array:
         Of the problem.
     name : str
         Which result: out, lse, dq, …
-    dtype : dtype, optional
-        The precision that both were computed in.
+    dtype : dtype or str, optional
+        The precision that both were computed in: also ``bfloat16`` or ``tf32``.
 
     Returns
     -------
     array
         The bound of every element.
     """
-    info = np.finfo(dtype)
-    rounding = AUTODIFF * float(info.eps) * (1 + scales.largest) * np.asarray(getattr(scales.of, name))
-    return rounding + float(info.tiny) * getattr(scales.unweighted, name) + float(info.smallest_subnormal) * scales.factor
+    info = float_info(dtype)
+    rounding = AUTODIFF * info.eps * (1 + scales.largest) * np.asarray(getattr(scales.of, name))
+    return rounding + info.smallest_normal * getattr(scales.unweighted, name) + info.smallest_subnormal * scales.factor
 
 
 def precision_bound(scales: Scales, name: str, exact: Array, rounded: Array, dtype: Any = np.float32) -> Array:

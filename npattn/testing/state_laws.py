@@ -101,4 +101,11 @@ def memory_layout_does_not_matter(candidate: Candidate, problem: AttentionProble
 
     plain = problem.replace(**{name: copy(getattr(problem, name)) for name in ("q", "k", "v", "dout", "dlse", "sinks")})
     expected = candidate.answer(plain)._asdict()
-    agree(memory_layout_does_not_matter, candidate, problem, candidate.answer(problem)._asdict(), expected, tolerances(problem))
+    agree(
+        memory_layout_does_not_matter,
+        candidate,
+        problem,
+        candidate.answer(problem)._asdict(),
+        expected,
+        tolerances(problem, of=candidate),
+    )

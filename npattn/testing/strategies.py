@@ -5,8 +5,8 @@ Every drawn problem shrinks towards rank 2, lengths of 1, no options and seed 0,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from hypothesis import strategies as st
@@ -20,6 +20,7 @@ from npattn.testing.problems import EXTREMES, Alibi, AttentionProblem, Relative,
 __all__ = ["BIASES", "EXTREMES", "LAYOUTS", "MASKS", "attention_problems", "broadcastable_shapes", "mask_trees", "multiples_of"]
 
 Axis: TypeAlias = int | Sequence[int] | SearchStrategy[int] | None
+Masks: TypeAlias = Sequence[str] | Callable[[tuple[int, ...], int, int, int], SearchStrategy[Any]]
 
 BIASES = ("dense", "alibi", "relative")
 
@@ -39,7 +40,9 @@ def multiples_of(n: int, *, most: int = 256) -> SearchStrategy[int]:
     SearchStrategy of int
         For pinning an axis: ``attention_problems(T=multiples_of(16))``.
     """
-    return st.integers(1, most // n).map(lambda m: m * n)
+    multiples = st.integers(1, most // n).map(lambda m: m * n)
+    multiples.factor = n  # type: ignore[attr-defined] # by which others can tell
+    return multiples
 
 
 @st.composite
@@ -47,7 +50,7 @@ def attention_problems(
     draw: DrawFn,
     *,
     dtypes: Sequence[str] = ("float64",),
-    masks: Sequence[str] = MASKS,
+    masks: Masks = MASKS,
     bias: Sequence[str] = BIASES,
     hidden: bool = True,
     grouped: bool = True,
@@ -66,9 +69,9 @@ def attention_problems(
     H: Axis = None,
     K: Axis = None,
     T: Axis = None,
-    S: Axis = None,
+    S: Axis | Literal["T"] = None,
     D: Axis = None,
-    E: Axis = None,
+    E: Axis | Literal["D"] = None,
 ) -> AttentionProblem:
     """A whole problem: shapes, numbers, mask, bias, scale, softcap, sinks, dropout, cotangents.
 
@@ -76,8 +79,9 @@ def attention_problems(
     ----------
     dtypes : sequence of str, optional
         Of the arrays.
-    masks : sequence of str, optional
-        The kinds that may be combined, of ``MASKS``; none for no masks. Dead rows come with them.
+    masks : sequence of str or callable, optional
+        The kinds that may be combined, of ``MASKS``; none for no masks. Dead rows come with them. Or ``masks(lead, H, T, S)``,
+        which makes a strategy of masks.
     bias : sequence of str, optional
         The kinds of ``BIASES`` that may be drawn. A dense one has any shape that broadcasts.
     hidden : bool, optional
@@ -99,8 +103,8 @@ def attention_problems(
     max_side : int, optional
         The largest T, S, D, E that is drawn.
     B, H, K, T, S, D, E : int, sequence or strategy, optional
-        Pin an axis: one length, some lengths, or a strategy of them. With H or K pinned, K must divide H for what is drawn to
-        exist.
+        Pin an axis: one length, some lengths, or a strategy of them; S may be ``"T"`` and E may be ``"D"``, the same as that.
+        With H or K pinned, K must divide H for what is drawn to exist.
 
     Returns
     -------
@@ -123,7 +127,10 @@ def attention_problems(
         return draw(pin if isinstance(pin, SearchStrategy) else st.sampled_from(list(pin)))
 
     rank = draw(st.sampled_from([*sorted(ranks), *(r for r in sorted(ranks) if r > 3)]))  # most bugs need leading axes
-    queries, keys, head_size, value_size = axis(T, side), axis(S, side), axis(D, side), axis(E, side)
+    queries = axis(T, side)
+    keys = queries if S == "T" else axis(S, side)
+    head_size = axis(D, side)
+    value_size = head_size if E == "D" else axis(E, side)
     heads, kv_heads = _draw_heads(draw, axis, rank, H, K, grouped, empty)
     lead = tuple(axis(B, st.integers(least, 3)) for _ in range(rank - 3))
     shapes = _draw_shapes(
@@ -139,7 +146,8 @@ def attention_problems(
         return bool(option) and draw(st.integers(0, odds)) > 0
 
     if wanted(masks, odds=2):
-        options["mask"] = draw(mask_trees(lead, heads, queries, keys, kinds=masks))
+        made = masks(lead, heads, queries, keys) if callable(masks) else mask_trees(lead, heads, queries, keys, kinds=masks)
+        options["mask"] = draw(made)
     if wanted(bias):
         kinds = st.sampled_from(list(bias))
         options["bias"] = _draw_bias(draw, draw(st.one_of(st.just(bias[0]), kinds)), whole)

@@ -8,8 +8,11 @@ from npattn._arrays.namespace import Array
 from npattn.testing.candidates import Answer, Candidate, naive
 from npattn.testing.law import agree, given_by, law, tolerances
 from npattn.testing.parts import default_scale, narrowed, part, whole
+from npattn.testing.precision import float_info
 from npattn.testing.problems import AttentionProblem
-from npattn.testing.scales import attention_scales, autodiff_bound, precision_bound
+from npattn.testing.scales import Scales, attention_scales, autodiff_bound, precision_bound
+
+PRODUCTS = 4  # roundings of a coarse factor between an input and a result
 
 
 @law
@@ -18,12 +21,12 @@ def is_what_the_loops_say(candidate: Candidate, problem: AttentionProblem) -> No
 
     Catches everything, but names nothing: a wrong value is within no tolerance of the naive float64 oracle.
     """
+    candidate = candidate._replace(noise=0.0)
     got, exact, scales = candidate.answer(problem), naive(problem), attention_scales(problem)
-    precision = problem.dtype if problem.dtype.itemsize >= 4 else np.float32
+    precision = "float32" if problem.is_half else problem.precision
     bounds = {name: autodiff_bound(scales, name, precision) for name in exact.given()}
-    agree(
-        is_what_the_loops_say, candidate, problem, got._asdict(), given_by(got, exact.given()), _rounded(problem, exact, bounds)
-    )
+    allowed = _rounded(candidate, problem, exact, bounds, scales)
+    agree(is_what_the_loops_say, candidate, problem, got._asdict(), given_by(got, exact.given()), allowed)
 
 
 @law
@@ -35,24 +38,27 @@ def is_as_precise_as_the_naive_formula(candidate: Candidate, problem: AttentionP
     """
     if problem.dtype.itemsize == 8:
         return
+    candidate = candidate._replace(noise=0.0)
     got, exact, scales, rounded = candidate.answer(problem), naive(problem), attention_scales(problem), naive(problem, np.float32)
     many = {name: wanted for name, wanted in exact.given().items() if np.size(wanted) >= 16}
     bounds = {name: precision_bound(scales, name, wanted, getattr(rounded, name)) for name, wanted in many.items()}
-    expected, allowed = given_by(got, many), _rounded(problem, exact, bounds)
+    expected, allowed = given_by(got, many), _rounded(candidate, problem, exact, bounds, scales)
     agree(is_as_precise_as_the_naive_formula, candidate, problem, got._asdict(), expected, allowed)
 
 
-def _rounded(problem: AttentionProblem, exact: Answer, bounds: dict[str, Array]) -> Answer:
-    """Bounds on what was computed in float32, once it is rounded to a half; lse is not."""
-    if problem.dtype.itemsize >= 4:
-        return Answer(None)._replace(**bounds)
-    info = np.finfo(problem.dtype)
-    eps = float(info.eps) / 2
+def _rounded(candidate: Candidate, problem: AttentionProblem, exact: Answer, bounds: dict[str, Array], scales: Scales) -> Answer:
+    """Bounds on what was computed in float32, once it is rounded to a half (lse is not); and what coarser products add."""
+    info = float_info(problem.precision)
+    eps = info.eps / 2 if problem.is_half else 0.0
+    coarse = 0.0 if candidate.products is None else PRODUCTS * float_info(candidate.products).eps
+    allowed = {}
     for name, bound in bounds.items():
-        if name != "lse":
-            finite = np.where(np.isfinite(getattr(exact, name)), np.abs(getattr(exact, name)), 0)
-            bounds[name] = bound * (1 + eps) + finite * eps + float(info.smallest_subnormal)
-    return Answer(None)._replace(**bounds)
+        finite = np.where(np.isfinite(getattr(exact, name)), np.abs(getattr(exact, name)), 0)
+        once = eps * (bound + finite) + info.smallest_subnormal if eps and name != "lse" else 0.0
+        allowed[name] = candidate.tolerance * (
+            bound + once + coarse * (1 + scales.largest) * np.asarray(getattr(scales.of, name))
+        )
+    return Answer(None)._replace(**allowed)
 
 
 @law
@@ -66,7 +72,12 @@ def weights_sum_to_one_or_nothing(candidate: Candidate, problem: AttentionProble
     expected = np.broadcast_to(live[..., None], (*live.shape, problem.v.shape[-1])).astype(np.float64)
     out = candidate.out(problem)
     agree(
-        weights_sum_to_one_or_nothing, candidate, problem, {"out": out}, {"out": expected.reshape(out.shape)}, tolerances(problem)
+        weights_sum_to_one_or_nothing,
+        candidate,
+        problem,
+        {"out": out},
+        {"out": expected.reshape(out.shape)},
+        tolerances(problem, of=candidate),
     )
 
 
@@ -77,7 +88,7 @@ def outputs_lie_between_the_values(candidate: Candidate, problem: AttentionProbl
     Catches masked values that leak, and weights below 0 or above 1.
     """
     full = whole(problem.replace(dropout=None))
-    out, slack = candidate.out(full), tolerances(full).out
+    out, slack = candidate.out(full), tolerances(full, of=candidate).out
     group = full.heads // max(full.kv_heads, 1)
     values = np.repeat(full.v, group, axis=-3)[..., None, :, :]
     seen = full.visible()[..., None]
@@ -107,7 +118,7 @@ def keys_have_no_order(candidate: Candidate, problem: AttentionProblem) -> None:
         "dk": in_order(straight.dk, order),
         "dv": in_order(straight.dv, order),
     }
-    bounds = tolerances(full)
+    bounds = tolerances(full, of=candidate)
     bounds = bounds._replace(dk=bounds.dk[..., order, :], dv=bounds.dv[..., order, :])
     agree(keys_have_no_order, candidate, problem, moved._asdict(), given_by(straight, expected), bounds)
 
@@ -128,7 +139,7 @@ def queries_are_independent(candidate: Candidate, problem: AttentionProblem) -> 
         "dk": straight.dk,
         "dv": straight.dv,
     }
-    bounds = tolerances(full)
+    bounds = tolerances(full, of=candidate)
     bounds = bounds._replace(out=bounds.out[..., order, :], dq=bounds.dq[..., order, :])
     agree(queries_are_independent, candidate, problem, moved._asdict(), given_by(straight, expected), bounds)
 
@@ -147,7 +158,7 @@ def batched_is_looped(candidate: Candidate, problem: AttentionProblem) -> None:
     batch = entries[int(problem.rng("batch").integers(len(entries)))]
     alone, single = candidate.answer(part(full, batch=batch)), part(full, batch=batch)
     expected = {name: value[batch] for name, value in together.given().items() if name != "dsinks"}
-    agree(batched_is_looped, candidate, problem, alone._asdict(), expected, tolerances(single))
+    agree(batched_is_looped, candidate, problem, alone._asdict(), expected, tolerances(single, of=candidate))
 
 
 @law
@@ -169,7 +180,7 @@ def heads_are_independent(candidate: Candidate, problem: AttentionProblem) -> No
         expected["dbias"] = together.dbias[..., own, :, :]
     if together.dsinks is not None:
         expected["dsinks"] = together.dsinks[own]
-    agree(heads_are_independent, candidate, problem, alone._asdict(), given_by(alone, expected), tolerances(single))
+    agree(heads_are_independent, candidate, problem, alone._asdict(), given_by(alone, expected), tolerances(single, of=candidate))
 
 
 @law
@@ -188,7 +199,7 @@ def grouped_is_repeated(candidate: Candidate, problem: AttentionProblem) -> None
     for name in ("dk", "dv"):
         if (dx := expected[name]) is not None:
             expected[name] = dx.reshape(*dx.shape[:-3], full.kv_heads, group, *dx.shape[-2:]).sum(axis=-3)
-    agree(grouped_is_repeated, candidate, problem, grouped._asdict(), expected, tolerances(full))
+    agree(grouped_is_repeated, candidate, problem, grouped._asdict(), expected, tolerances(full, of=candidate))
 
 
 @law
@@ -198,7 +209,14 @@ def broadcasting_is_repeating(candidate: Candidate, problem: AttentionProblem) -
     Catches broadcasting that is not undone, and lazy masks and biases whose tiles differ from what they stand for.
     """
     got, full = candidate.answer(problem), candidate.answer(whole(problem))
-    agree(broadcasting_is_repeating, candidate, problem, got._asdict(), narrowed(problem, full)._asdict(), tolerances(problem))
+    agree(
+        broadcasting_is_repeating,
+        candidate,
+        problem,
+        got._asdict(),
+        narrowed(problem, full)._asdict(),
+        tolerances(problem, of=candidate),
+    )
 
 
 @law
@@ -214,7 +232,12 @@ def a_number_added_to_a_row_changes_nothing(candidate: Candidate, problem: Atten
     plain, got = candidate.answer(before), candidate.answer(moved)
     expected = plain._replace(lse=None if plain.lse is None else plain.lse + by[..., 0])
     agree(
-        a_number_added_to_a_row_changes_nothing, candidate, problem, got._asdict(), expected._asdict(), tolerances(before, moved)
+        a_number_added_to_a_row_changes_nothing,
+        candidate,
+        problem,
+        got._asdict(),
+        expected._asdict(),
+        tolerances(before, moved, of=candidate),
     )
 
 
@@ -229,7 +252,7 @@ def moving_all_keys_changes_nothing(candidate: Candidate, problem: AttentionProb
     moved = full.replace(k=full.k + by)
     agree(
         moving_all_keys_changes_nothing, candidate, problem, {"out": candidate.out(moved)}, {"out": candidate.out(full)},
-        tolerances(full, moved),
+        tolerances(full, moved, of=candidate),
     )  # fmt: skip
 
 
@@ -242,7 +265,14 @@ def scale_multiplies_the_scores(candidate: Candidate, problem: AttentionProblem)
     scale = default_scale(problem)
     scaled = problem.replace(q=(problem.q * scale).astype(problem.dtype), scale=1.0)
     expected = {"out": candidate.out(problem)}
-    agree(scale_multiplies_the_scores, candidate, problem, {"out": candidate.out(scaled)}, expected, tolerances(problem, scaled))
+    agree(
+        scale_multiplies_the_scores,
+        candidate,
+        problem,
+        {"out": candidate.out(scaled)},
+        expected,
+        tolerances(problem, scaled, of=candidate),
+    )
 
 
 @law
@@ -256,7 +286,7 @@ def values_enter_linearly(candidate: Candidate, problem: AttentionProblem) -> No
     a, b = 0.5, -2.0
     mixed = problem.replace(v=(a * problem.v + b * other.v).astype(dtype))
     expected = a * np.asarray(candidate.out(problem)) + b * np.asarray(candidate.out(other))
-    bounds = tolerances(problem, other, other, mixed)
+    bounds = tolerances(problem, other, other, mixed, of=candidate)
     agree(values_enter_linearly, candidate, problem, {"out": candidate.out(mixed)}, {"out": expected}, bounds)
 
 
@@ -274,7 +304,14 @@ def repeated_keys_share_their_weight(candidate: Candidate, problem: AttentionPro
         "lse": None if once.lse is None else once.lse + np.asarray(np.log(2), dtype=once.lse.dtype),
         "dq": once.dq,
     }
-    agree(repeated_keys_share_their_weight, candidate, problem, got._asdict(), given_by(once, expected), tolerances(full))
+    agree(
+        repeated_keys_share_their_weight,
+        candidate,
+        problem,
+        got._asdict(),
+        given_by(once, expected),
+        tolerances(full, of=candidate),
+    )
 
 
 def in_order(x: Array | None, order: Array) -> Array | None:
