@@ -17,6 +17,9 @@ from npattn.checkpoint._errors import CheckpointError
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
 
 
+_HOMES = ("npattn", "npattn.layers", "npattn.models", "npattn.optim", "npattn.interop")  # of the types that files may hold
+
+
 class Stored(NamedTuple):
     """An array as a file has it: bfloat16, which NumPy lacks, as the upper halves of float32."""
 
@@ -104,7 +107,7 @@ def _named_tuple(name: str, fields: dict[str, Any]) -> Any:
 @functools.cache
 def known_types() -> dict[str, Any]:
     """The NamedTuples that files may hold: parameters, configs, rules and their states."""
-    modules = [importlib.import_module(name) for name in ("npattn", "npattn.layers", "npattn.models", "npattn.optim")]
+    modules = [importlib.import_module(name) for name in _HOMES]
     things = {name: thing for module in modules for name, thing in vars(module).items()}
     return {
         name: thing
