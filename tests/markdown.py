@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-_FENCE = re.compile(r"^```(\S*)[^\S\n]*\n(.*?)^```[^\S\n]*$", flags=re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^(`{3,})(\S*)[^\n]*\n(.*?)^\1[^\S\n]*$", flags=re.MULTILINE | re.DOTALL)
 _DIRECTIVE = re.compile(r"<!-- (needs: (?P<needs>\w+)|(?P<slow>slow)) -->\s*\Z")
 
 
@@ -31,14 +31,14 @@ def blocks(page: str) -> list[Block]:
     found: list[Block] = []
     end = 0
     for match in _FENCE.finditer(page):
-        language, text = match.groups()
+        _, language, text = match.groups()
         between = page[end : match.start()]
         if language == "text" and found and not between.strip() and found[-1].output is None and found[-1].language != "text":
             found[-1] = found[-1]._replace(output=text)
         else:
             directive = _DIRECTIVE.search(between)
             needs, slow = (directive["needs"], bool(directive["slow"])) if directive else (None, False)
-            found.append(Block(language, text, page[: match.start(2)].count("\n") + 1, None, needs, slow))
+            found.append(Block(language, text, page[: match.start(3)].count("\n") + 1, None, needs, slow))
         end = match.end()
     return found
 

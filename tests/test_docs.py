@@ -28,6 +28,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 README = PAGES[0].read_text(encoding="utf-8")
 PLAIN = {"text", "math"}  # nothing to execute
+SITE = {"{code-cell}", "{include}", "{literalinclude}", "{toctree}"}  # the build of the site executes and includes them
 QUOTES = {"py"}  # lines of the package, which tests/test_derivation.py compares with it
 
 
@@ -54,7 +55,7 @@ def places(*languages: str) -> list[Any]:
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_every_block_is_of_a_kind_that_is_checked(place):
-    known = PLAIN | {"python", "bash", "powershell"} | (QUOTES if place.page.name == "derivation.md" else set())
+    known = PLAIN | SITE | {"python", "bash", "powershell"} | (QUOTES if place.page.name == "derivation.md" else set())
     assert place.block.language in known
     assert place.block.output is None or place.block.language in ("python", "bash")
 

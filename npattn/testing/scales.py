@@ -195,7 +195,7 @@ def difference_bound(scales: Scales, directions: dict[str, Array]) -> float:
 
 
 def autodiff_bound(scales: Scales, name: str, dtype: Any = np.float64) -> Array:
-    """Another exact way to the same number, on any draw: 1e-14·(1 + largest |biased|)·scale in float64.
+    """Another exact way to the same number, on any draw: 1e-14·(1 + largest ``|biased|``)·scale in float64.
 
     And what numbers below the smallest normal one may be off by.
 
