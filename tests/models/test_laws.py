@@ -95,13 +95,13 @@ def test_gradients_have_the_type_of_the_parameters(case):
 @every_case
 def test_backward_agrees_with_pytorch_s_autodiff_of_our_forward(case):
     pytest.importorskip("torch", reason="torch is not installed")
-    check_against(case, open_library("torch"), _torch)
+    check_against(case, open_library("torch"), autodiff_by_torch)
 
 
 @every_case_on_jax
 def test_backward_agrees_with_jax_s_autodiff_of_our_forward(case):
     pytest.importorskip("jax", reason="jax is not installed")
-    check_against(case, open_library("jax"), _jax)
+    check_against(case, open_library("jax"), autodiff_by_jax)
 
 
 def check_against(case: Case, library: Any, autodiff: Any) -> None:
@@ -116,7 +116,7 @@ def check_against(case: Case, library: Any, autodiff: Any) -> None:
         np.testing.assert_allclose(to_numpy(theirs[which]), g, rtol=1e-11, atol=1e-13 * size, err_msg=which)
 
 
-def _torch(case: Case, given: Arguments, dout: Any) -> dict[str, Any]:
+def autodiff_by_torch(case: Case, given: Arguments, dout: Any) -> dict[str, Any]:
     import torch
 
     leaves = {name: x.requires_grad_() for name, x in tree_items(given) if is_float(x)}
@@ -124,7 +124,7 @@ def _torch(case: Case, given: Arguments, dout: Any) -> dict[str, Any]:
     return {f"d{name}": g for name, g in zip(leaves, found, strict=True)}
 
 
-def _jax(case: Case, given: Arguments, dout: Any) -> dict[str, Any]:
+def autodiff_by_jax(case: Case, given: Arguments, dout: Any) -> dict[str, Any]:
     import jax
 
     names = [name for name, x in given.items() if not hasattr(x, "dtype") or is_float(x)]

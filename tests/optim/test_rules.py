@@ -236,6 +236,6 @@ def test_errors():
         ({"floor": -0.1}, "floor must be at least 0"),
     ):
         with pytest.raises(ValueError, match=f"^WarmupCosine: {words}"):
-            WarmupCosine(**{"peak": 1.0, "steps": 10, **wrong})(0)  # type: ignore[arg-type]
+            WarmupCosine(**{"peak": 1.0, "steps": 10, **wrong})(0)
     with pytest.raises(ValueError, match="^WarmupCosine: step must be"):
         WarmupCosine(1.0, 10)(-1)
