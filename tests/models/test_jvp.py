@@ -177,7 +177,7 @@ CASES = [
     _model("tied", LanguageModelConfig(BlockConfig(activation="gelu_tanh")), {"dropout": Dropout(0.1, 2)}, context=9),
     _model("untied", LanguageModelConfig(LLAMA, EmbeddingConfig("none", scale=2.0)), {"positions": 3}, tied=False),
 ]
-AGAINST_AUTODIFF = ("multi_head-rotary", "multi_head-bias", "block-gated", "block-post", "model-tied")
+AGAINST_AUTODIFF = ("multi_head-rotary", "multi_head-bias", "block-gated")  # JAX needs 20 seconds for each
 every_case = pytest.mark.parametrize("case", CASES, ids=repr)
 
 
@@ -235,7 +235,7 @@ def test_the_jvp_is_the_adjoint_of_the_backward(case):
 def test_tangents_of_gradients_are_their_differences(case):
     point = Point.of(case)
 
-    def gradients(step: float) -> list[Any]:
+    def gradients(step: float) -> Any:
         return case.backward(point.dout + step * point.tdout, case.forward(point.moved(step))[1])
 
     got = case.backward_jvp(point.dout, case.forward(point.at)[1], point.t, point.tdout)
