@@ -17,6 +17,8 @@ import pytest
 from npattn.testing import libraries
 from npattn.testing.libraries import Library, Unavailable, open_library
 
+collect_ignore = ["data"]  # scripts there make the files; they want packages that the tests do without
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)

@@ -479,7 +479,7 @@ X = np.zeros((2, 3, 4, 5))  # (B, H, T, D), and S = 4
             r"the query_ids of segment_mask without its last axis must broadcast to the lead",
         ),
     ],
-    ids=str,
+    ids=lambda part: "a function" if part is causal_mask else str(part),  # with its address the id would change from run to run
 )
 def test_what_does_not_fit(mask, error, message):
     with pytest.raises(error, match=f"^attention: {message}"):
