@@ -20,9 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit status: 0, 2 for arguments or files that cannot be used, 130 after an interrupt.
+        The exit status: 0, 1 if a check fails, 2 for arguments or files that cannot be used, 130 after an interrupt.
     """
-    from npattn._commands import bench, demo, explore
+    from npattn._commands import bench, cases, check, demo, explore
 
     parser = argparse.ArgumentParser(prog="python -m npattn", description="Attention without a framework.")
     parser.add_argument("--version", action="version", version=f"npattn {__version__}")
@@ -30,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, command, summary in (
         ("demo", demo, "train a small attention model on real text, in under 30 seconds, and look at what it learned"),
         ("explore", explore, "make a page on which attention and its gradients can be seen, down to every product and sum"),
+        ("check", check, "find out whether npattn computes correctly on this machine: numbers of others, laws, gradients"),
+        ("cases", cases, "write problems with float64 answers for tests in any language, or verify a folder of answers"),
         ("bench", bench, "measure npattn beside the naive formula, PyTorch and JAX: time, share of the limit, memory"),
     ):
         sub = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")

@@ -34,6 +34,8 @@ def dense_mask(mask: Any, lead: tuple[int, ...], H: int, T: int, S: int) -> Arra
     """
     if mask is None:
         return None
+    if isinstance(mask, np.ndarray):
+        return np.array(np.broadcast_to(mask, (*lead, H, T, S)))
     dense = np.zeros((*lead, H, T, S), dtype=bool)
     for index in np.ndindex(*dense.shape):
         dense[index] = sees(mask, index, T, S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from npattn._arrays.namespace import Array
-from npattn.testing.candidates import Answer, Candidate, naive
+from npattn.testing.candidates import Answer, Candidate, Run, naive
 from npattn.testing.law import agree, given_by, law, tolerances
 from npattn.testing.parts import default_scale, narrowed, part, whole
 from npattn.testing.precision import float_info
@@ -23,9 +23,7 @@ def is_what_the_loops_say(candidate: Candidate, problem: AttentionProblem) -> No
     """
     candidate = candidate._replace(noise=0.0)
     got, exact, scales = candidate.answer(problem), naive(problem), attention_scales(problem)
-    precision = "float32" if problem.is_half else problem.precision
-    bounds = {name: autodiff_bound(scales, name, precision) for name in exact.given()}
-    allowed = _rounded(candidate, problem, exact, bounds, scales)
+    allowed = _autodiff_bounds(candidate, problem, exact, scales)
     agree(is_what_the_loops_say, candidate, problem, got._asdict(), given_by(got, exact.given()), allowed)
 
 
@@ -44,6 +42,30 @@ def is_as_precise_as_the_naive_formula(candidate: Candidate, problem: AttentionP
     bounds = {name: precision_bound(scales, name, wanted, getattr(rounded, name)) for name, wanted in many.items()}
     expected, allowed = given_by(got, many), _rounded(candidate, problem, exact, bounds, scales)
     agree(is_as_precise_as_the_naive_formula, candidate, problem, got._asdict(), expected, allowed)
+
+
+def oracle_bounds(problem: AttentionProblem, exact: Answer) -> Answer:
+    """How far from the oracle's answer an attention may be that computes in the problem's precision (halves in float32).
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        Any.
+    exact : Answer
+        Of `naive`.
+
+    Returns
+    -------
+    Answer
+        The bound of every element.
+    """
+    return _autodiff_bounds(Candidate("", lambda *_: Run({}, exact)), problem, exact, attention_scales(problem))
+
+
+def _autodiff_bounds(candidate: Candidate, problem: AttentionProblem, exact: Answer, scales: Scales) -> Answer:
+    precision = "float32" if problem.is_half else problem.precision
+    bounds = {name: autodiff_bound(scales, name, precision) for name in exact.given()}
+    return _rounded(candidate, problem, exact, bounds, scales)
 
 
 def _rounded(candidate: Candidate, problem: AttentionProblem, exact: Answer, bounds: dict[str, Array], scales: Scales) -> Answer:
