@@ -149,7 +149,8 @@ def _month(day: date, language: str) -> str:
     return MONTHS[language][day.month - 1]
 
 
-FORMS: dict[str, Callable[[date], str]] = {
+Form = Callable[[date], str]
+FORMS: dict[str, Form] = {
     "English, 7 March 1984": lambda d: f"{d.day} {_month(d, 'English')} {d.year}",
     "English, March 7, 1984": lambda d: f"{_month(d, 'English')} {d.day}, {d.year}",
     "English, the 7th of March, 1984": lambda d: f"the {d.day}{suffix(d.day)} of {_month(d, 'English')}, {d.year}",
@@ -168,6 +169,10 @@ FORMS: dict[str, Callable[[date], str]] = {
 # As numbers -------------------------------------------------------------------------------------------------------------------
 
 DAYS = [date(1900, 1, 1) + timedelta(n) for n in range((date(2100, 1, 1) - date(1900, 1, 1)).days)]
+# Short forms, longer ones, and those in words: dates of about one length need little padding.
+LENGTHS = {name: max(len(form(day)) for day in DAYS[::97]) for name, form in FORMS.items()}
+GROUPS = [[name for name, n in LENGTHS.items() if low < n <= high] for low, high in ((0, 15), (15, 30), (30, 99))]
+
 PAD, START, END = range(3)
 
 
@@ -205,6 +210,27 @@ def make_data() -> Data:
     return Data(shuffled[len(DAYS) // 10 :], shuffled[: len(DAYS) // 10], alphabet)
 
 
+class Sizes(NamedTuple):
+    """How much there is to do."""
+
+    width: int = 96
+    heads: int = 4
+    blocks: int = 2
+    characters: int = 1600  # read in a step
+    steps: int = 2500
+    rate: float = 3e-3
+    measured: int = 100  # dates, each in every form
+    groups: Sequence[Sequence[str]] = GROUPS
+
+    @property
+    def forms(self) -> dict[str, Form]:
+        """The forms that are read."""
+        return {name: FORMS[name] for names in self.groups for name in names}
+
+
+QUICK = Sizes(width=64, characters=1200, steps=220, rate=5e-3, measured=10, groups=GROUPS[:1])
+
+
 class Batch(NamedTuple):
     """Dates in words, in digits with a start, and in digits with an end."""
 
@@ -214,19 +240,15 @@ class Batch(NamedTuple):
     targets: np.ndarray
 
 
-# Short forms, longer ones, and those in words: dates of about one length need little padding.
-LENGTHS = {name: max(len(form(day)) for day in DAYS[::97]) for name, form in FORMS.items()}
-GROUPS = [[name for name, n in LENGTHS.items() if low < n <= high] for low, high in ((0, 15), (15, 30), (30, 99))]
-
-
-def make_batch(data: Data, characters: int, seed: int, step: int) -> Batch:
+def make_batch(data: Data, sizes: Sizes, seed: int, step: int) -> Batch:
     """Random days to train on, in random forms of about one length; the same ones for the same step.
 
     The fewer, the longer they are.
     """
     rng = np.random.default_rng([seed, step])
-    names = GROUPS[rng.choice(len(GROUPS), p=[len(names) / len(FORMS) for names in GROUPS])]
-    size = characters // max(LENGTHS[name] for name in names)
+    counts = np.asarray([len(names) for names in sizes.groups])
+    names = sizes.groups[rng.choice(len(counts), p=counts / counts.sum())]
+    size = sizes.characters // max(LENGTHS[name] for name in names)
     days = [data.train[n] for n in rng.integers(0, len(data.train), size)]
     forms = [FORMS[names[n]] for n in rng.integers(0, len(names), size)]
     source, lengths = data.encode([form(day) for form, day in zip(forms, days, strict=True)])
@@ -239,21 +261,6 @@ def make_batch(data: Data, characters: int, seed: int, step: int) -> Batch:
 
 CONTEXT = 65  # characters: no date has more
 CONFIG = EncoderDecoderConfig(BlockConfig(), BlockConfig(), EmbeddingConfig())
-
-
-class Sizes(NamedTuple):
-    """How much there is to do."""
-
-    width: int = 96
-    heads: int = 4
-    blocks: int = 2
-    characters: int = 1600  # read in a step
-    steps: int = 2500
-    rate: float = 3e-3
-    measured: int = 100  # dates, each in every form
-
-
-QUICK = Sizes(width=64, characters=1200, steps=200, rate=5e-3, measured=10)
 
 
 def loss_and_gradient(params: EncoderDecoderParams, batch: Batch, _step: int) -> tuple[np.ndarray, EncoderDecoderParams]:
@@ -270,7 +277,7 @@ def learn(params: EncoderDecoderParams, data: Data, sizes: Sizes, seed: int, ter
     return train(
         loss_and_gradient,
         params,
-        lambda step: make_batch(data, sizes.characters, seed, step),
+        lambda step: make_batch(data, sizes, seed, step),
         AdamW(weight_decay=0.01),
         steps=sizes.steps,
         schedule=WarmupCosine(sizes.rate, sizes.steps, warmup=sizes.steps // 20, floor=sizes.rate / 100),
@@ -291,13 +298,13 @@ def translate(params: EncoderDecoderParams, data: Data, texts: Sequence[str]) ->
     return [data.decode(row) for row in target[:, 1:].tolist()]
 
 
-def accuracies(params: EncoderDecoderParams, data: Data, count: int) -> dict[str, float]:
+def accuracies(params: EncoderDecoderParams, data: Data, sizes: Sizes) -> dict[str, float]:
     """Of each form, the share of held-out dates of which every digit is right."""
-    days = data.held_out[:count]
+    days = data.held_out[: sizes.measured]
     right = [day.isoformat() for day in days]
     return {
         name: float(np.mean([a == b for a, b in zip(translate(params, data, [form(day) for day in days]), right, strict=True)]))
-        for name, form in FORMS.items()
+        for name, form in sizes.forms.items()
     }
 
 
@@ -316,7 +323,7 @@ def cross_attention(params: EncoderDecoderParams, data: Data, text: str) -> tupl
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, measure, show."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smaller model and fewer steps: under a minute")
+    parser.add_argument("--quick", action="store_true", help="a smaller model, fewer steps, short forms alone: under a minute")
     parser.add_argument("--steps", type=int, metavar="N", help="training steps")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the parameters and batches (default: 0)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the cross-attention map (needs matplotlib)")
@@ -341,7 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dtype=np.float32,
     )
     count = sum(x.size for _, x in tree_items(params))
-    terminal.say(f"{len(DAYS):,} dates of two centuries in {len(FORMS)} forms; {len(data.held_out):,} are held out")
+    terminal.say(f"{len(DAYS):,} dates of two centuries in {len(sizes.forms)} forms; {len(data.held_out):,} are held out")
     terminal.say(f"Model: {sizes.blocks} + {sizes.blocks} blocks, {sizes.heads} heads, width {sizes.width}, {count:,} parameters")
     terminal.say(f"Training: {sizes.steps} steps of AdamW on {sizes.characters:,} characters")
     started = time.monotonic()
@@ -351,14 +358,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     terminal.say()
 
     terminal.say(f"Held-out dates of which every digit is right, of {sizes.measured} in each form")
-    found = accuracies(params, data, sizes.measured)
+    found = accuracies(params, data, sizes)
     for name, share in found.items():
         example = FORMS[name](data.held_out[0])
         terminal.say(f"   {share:>6.1%}  {name.partition(',')[0]:<9} {example} -> {translate(params, data, [example])[0]}")
     terminal.say(f"   {np.mean(list(found.values())):>6.1%}  in all")
     terminal.say()
 
-    text = FORMS["English, words"](date(1984, 3, 7))
+    text = FORMS["French, 07/03/1984" if options.quick else "English, words"](date(1984, 3, 7))
     weights, written = cross_attention(params, data, text)
     terminal.say("Where the decoder looks: a row for every character that it writes, a column for every one that it reads")
     for line in terminal.heatmap(weights.tolist(), list(written), [c if c != " " else "_" for c in text]):
