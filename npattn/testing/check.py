@@ -107,6 +107,7 @@ def check_attention(candidate: Callable[..., Any], /, **how: Any) -> dict[str, i
 
     Examples
     --------
+    >>> import numpy as np
     >>> def attention(q, k, v):
     ...     scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
     ...     weights = np.exp(scores)
