@@ -89,6 +89,8 @@ class TokenEmbeddingParams(NamedTuple):
         """
         op = "TokenEmbeddingParams.init"
         check_sizes(op, vocabulary=vocabulary, width=width)
+        if context is None and config.positions == "learned":
+            raise ValueError(f"{op}: context is needed, the number of positions: the config says that they are learned")
         new = Parameters(xp, dtype, device)
 
         def table(name: str, rows: int | None) -> Array:
@@ -243,7 +245,7 @@ def _positions_forward(
 ) -> tuple[Array | None, EmbeddingSaved | None]:
     """What is added for the positions, and what the learned ones save."""
     if (config.positions == "learned") != (params.positions is not None):
-        there = "has no" if params.positions is None else "has"
+        there = "has no" if params.positions is None else "has a"
         raise ValueError(f"{op}: the config says that positions are {config.positions}, but params {there} table of positions")
     if config.positions == "none":
         return None, None
