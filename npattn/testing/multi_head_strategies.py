@@ -58,9 +58,9 @@ def multi_head_problems(
         "heads": heads, "kv_heads": kv_heads, "head_size": draw(side), "value_size": draw(side), "out_width": draw(side),
         "biased": draw(st.booleans()), "seed": draw(st.integers(0, 999)),
     }  # fmt: skip
-    if masks and draw(st.booleans()):
+    if draw(st.booleans()) and masks:
         given["mask"] = draw(mask_trees(lead, heads, T, S, kinds=masks))
-    if bias and draw(st.booleans()):
+    if draw(st.booleans()) and bias:
         given["bias"] = draw(broadcastable_shapes((*lead, heads, T, S)))
     if options:
         given["sinks"] = draw(choice([False, True]))

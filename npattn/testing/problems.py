@@ -133,7 +133,8 @@ class AttentionProblem(NamedTuple):
             return None
         *lead, heads, queries, keys = self.pairs
         index = np.indices((math.prod(lead), heads, queries, keys), dtype=np.int32)
-        return self.dropout.factors(*index, xp=np, dtype=np.float64).reshape(self.pairs)
+        kept = self.dropout.factors(*index, xp=np, dtype=np.float64) != 0  # the numbers by definition, not the package's
+        return np.where(kept, 1 / (1 - self.dropout.rate), 0.0).reshape(self.pairs)
 
     def dense_options(self) -> dict[str, Any]:
         """The options as `naive_forward` takes them."""
