@@ -1,9 +1,11 @@
-"""What forward mode and second order cost beside forward and backward: ``python -m tests.attention.jvp_costs [T ...]``.
+"""What forward mode and second order cost beside forward and backward.
+
+``python -m tests.attention.jvp_costs [--memory] [T ...]``, by default for T=2048 and T=8192.
 
 All are measured in turn in one process, with B=1, H=8, T=S, D=E=64 in float32 and a tangent of every input. ``backward`` is the
 one that makes its weights again (as with ``NPATTN_KEEP_MIB=0``), since `attention_backward_jvp` has none that were kept. The
 products are those of the formula alone, in pieces that stay in a cache, at the rate at which the six of forward and backward
-run there.
+run there. With ``--memory``, the most that is held beyond inputs and results is printed in the place of times.
 """
 
 from __future__ import annotations
@@ -90,6 +92,15 @@ def report(T: int) -> None:
         print(f"  {name}: {ratio:.2f} of {of}; its {count} products alone {alone:.0f} ms", flush=True)
 
 
+def report_memory(T: int) -> None:
+    """The most that is held beyond inputs and results."""
+    passes = calls(T)
+    print(
+        f"T=S={T}, {get_num_threads()} threads: "
+        + ", ".join(f"{n} {memory(passes[n]) / MIB:.0f} MiB" for n in ("jvp", "backward_jvp"))
+    )
+
+
 if __name__ == "__main__":
-    for size in sys.argv[1:] or ("2048", "8192"):
-        report(int(size))
+    for size in [argument for argument in sys.argv[1:] if argument != "--memory"] or ("2048", "8192"):
+        (report_memory if "--memory" in sys.argv else report)(int(size))

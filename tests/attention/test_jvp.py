@@ -95,7 +95,9 @@ def test_pytorch_forward_mode_of_our_forward_and_backward(problem):
     agrees_to_rounding(ours, problem, along, autodiff(problem, along, library_or_skip("torch")))
 
 
-@pytest.mark.parametrize("case", EVERY_OPTION)
+@pytest.mark.parametrize(
+    "case", [case if n == 0 else pytest.param(case, marks=pytest.mark.slow) for n, case in enumerate(EVERY_OPTION)]
+)
 def test_jax_forward_mode_of_our_forward_and_backward(case):
     problem = EVERY_OPTION[case]
     along = directions(problem)
