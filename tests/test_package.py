@@ -66,7 +66,7 @@ def test_the_import_is_cheap(imported):
 RANKS = {"_arrays": 0, "layers": 1, "_attention": 2, "models": 3, "_explore": 3, "": 4}
 REST = 5
 ALLOWED = {"numpy", "array_api_compat", "threadpoolctl"}
-OPTIONAL = {"testing": {"cupy", "hypothesis"}, "plot": {"matplotlib"}}
+OPTIONAL = {"testing": {"cupy", "hypothesis"}, "plot": {"matplotlib"}, "_commands": {"hypothesis"}}
 
 
 def module_name(path: Path) -> str:
