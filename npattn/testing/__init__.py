@@ -2,6 +2,7 @@
 
 - `check_attention`: everything below on an attention of your own; `attention_checks` for one test a law;
 - `check_backward`, `check_jvp`, `check_symmetric`: derivatives against finite differences, for any function of arrays;
+- `compare`: a learner's own chain of steps beside ours;
 - `attention_problem` and the Hypothesis strategy `attention_problems`: inputs, options and cotangents, printed as code;
 - ``LAWS``: what holds for every attention, each law named by what it says;
 - `naive`: the loops that everything is held against, themselves held against numbers of others;
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from npattn.testing.candidates import Answer, Candidate, Run, naive, naive_candidate, npattn_candidate
 from npattn.testing.check import Check, attention_checks, check_attention
+from npattn.testing.comparison import Comparison, compare
 from npattn.testing.gradients import check_backward, check_jvp, check_symmetric, complex_step, numerical_jacobian
 from npattn.testing.laws import LAWS, ORDINARY, LawBroken
 from npattn.testing.libraries import Library, Unavailable, available_libraries, open_library, to_numpy
@@ -39,6 +41,7 @@ __all__ = [
     "Candidate",
     "CandidateRaised",
     "Check",
+    "Comparison",
     "LawBroken",
     "Library",
     "MultiHeadProblem",
@@ -56,6 +59,7 @@ __all__ = [
     "check_jvp",
     "check_multi_head",
     "check_symmetric",
+    "compare",
     "complex_step",
     "difference_bound",
     "difference_step",
