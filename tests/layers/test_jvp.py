@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from npattn import layers
+from npattn._arrays.namespace import array_device
 from npattn._arrays.trees import tree_leaves, tree_map
 from npattn.layers import Dropout, FeedForwardParams, GatedFeedForwardParams, Rotary
-from npattn.testing.libraries import asarray, open_library, to_numpy
+from npattn.testing.libraries import NAMES, Unavailable, asarray, open_library, to_numpy
 
 Arrays = dict[str, Any]
 
@@ -118,7 +119,7 @@ class Drawn(NamedTuple):
     def of(cls, case: Case, seed: int = 0) -> Drawn:
         rng = np.random.default_rng(seed)
         args, t = case.draw(rng), case.draw(rng)
-        return cls(args, t, *np.asarray(rng.standard_normal((2, *case.forward(args)[0].shape))))
+        return cls(args, t, *(np.asarray(x) for x in rng.standard_normal((2, *case.forward(args)[0].shape))))
 
 
 def moved(x: Any, t: Any, step: float) -> Any:
@@ -215,6 +216,24 @@ def test_tangents_agree_with_autodiff_of_forward_and_backward(case):
 
 def _to(tree: Any, library: Any) -> Any:
     return tree_map(lambda x: asarray(x, library) if isinstance(x, np.ndarray) else x, tree)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("numpy", "jax")])  # for JAX there is a test above
+@every_case
+def test_every_library_computes_the_same(case, name):
+    try:
+        library = open_library(name)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    drawn = Drawn.of(case)
+    mine = [case.jvp(drawn.args, drawn.t)[1], *leaves(case.backward_jvp(drawn.args, drawn.dout, drawn.t, drawn.tdout))]
+    with library.active():
+        args, t, dout, tdout = (_to(x, library) for x in drawn)
+        targets = None if case.targets is None else asarray(case.targets, library)
+        there = case._replace(options=_to(case.options, library), targets=targets)
+        got = [there.jvp(args, t)[1], *tree_leaves(tuple(there.backward_jvp(args, dout, t, tdout)))]
+        assert {array_device(x) for x in got if x is not None} == {array_device(dout)}
+        assert_close([to_numpy(x) for x in got if x is not None], mine, 1e-13)
 
 
 @every_case

@@ -21,6 +21,7 @@ from npattn import (
     multi_head_attention_jvp,
     tree_map,
 )
+from npattn._arrays.namespace import array_device
 from npattn._arrays.trees import tree_leaves
 from npattn.models import (
     BlockConfig,
@@ -46,7 +47,7 @@ from npattn.models import (
     language_model_loss_hvp,
     language_model_loss_jvp,
 )
-from npattn.testing.libraries import asarray, open_library, to_numpy
+from npattn.testing.libraries import Unavailable, asarray, open_library, to_numpy
 
 WIDTH, HEADS, VOCABULARY = 6, 2, 11
 LLAMA = BlockConfig(norm="rms", eps=1e-6, activation="silu", rotary=Rotary(base=100.0, size=2), window=2)
@@ -290,6 +291,25 @@ def test_nothing_is_written_and_nothing_shared(case):
     results = [case.jvp(point.at, point.t)[1], *case.backward_jvp(point.dout, case.forward(point.at)[1], point.t, point.tdout)]
     for n, x in enumerate(results):
         assert not any(np.shares_memory(x, other) for other in [*given, *results[n + 1 :]])
+
+
+@pytest.mark.parametrize("name", ["strict-device1", "torch"])
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.name in ("multi_head-rotary", "block-gated", "stack-alibi", "model-tied")]
+)
+def test_other_libraries_compute_the_same(case, name):
+    try:
+        library = open_library(name)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    point = Point.of(case)
+    mine = [case.jvp(point.at, point.t)[1], *case.backward_jvp(point.dout, case.forward(point.at)[1], point.t, point.tdout)]
+    with library.active():
+        at, t = ({n: _to(x, library) for n, x in tree.items()} for tree in (point.at, point.t))
+        dout, tdout = (asarray(x, library) for x in (point.dout, point.tdout))
+        got = [case.jvp(at, t)[1], *case.backward_jvp(dout, case.forward(at)[1], t, tdout)]
+        assert {array_device(x) for x in got} == {array_device(dout)}
+        assert_close([to_numpy(x) for x in got], mine, 1e-12)
 
 
 @pytest.mark.slow
