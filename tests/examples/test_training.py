@@ -53,28 +53,29 @@ def language() -> Any:
         ("English, March 7, 1984", date(1984, 3, 7), "March 7, 1984"),
         ("English, the 7th of March, 1984", date(2011, 5, 11), "the 11th of May, 2011"),
         ("English, the 7th of March, 1984", date(2011, 5, 22), "the 22nd of May, 2011"),
-        ("English, words", date(1984, 3, 7), "the seventh of March, nineteen eighty-four"),
-        ("English, words", date(1900, 1, 12), "the twelfth of January, nineteen hundred"),
-        ("English, words", date(1905, 1, 30), "the thirtieth of January, nineteen oh five"),
-        ("English, words", date(2000, 1, 21), "the twenty-first of January, two thousand"),
-        ("English, words", date(2009, 1, 14), "the fourteenth of January, two thousand nine"),
-        ("English, words", date(2040, 1, 18), "the eighteenth of January, twenty forty"),
+        ("English, words", date(1984, 3, 7), "the seventh of March, 1984"),
+        ("English, words", date(1900, 1, 12), "the twelfth of January, 1900"),
+        ("English, words", date(1905, 1, 30), "the thirtieth of January, 1905"),
+        ("English, words", date(2000, 1, 21), "the twenty-first of January, 2000"),
+        ("English, words", date(2009, 1, 14), "the fourteenth of January, 2009"),
+        ("English, words", date(2040, 1, 18), "the eighteenth of January, 2040"),
+        ("English, words", date(2040, 1, 19), "the nineteenth of January, 2040"),
         ("German, 7. März 1984", date(1984, 3, 7), "7. März 1984"),
         ("German, 07.03.1984", date(1984, 3, 7), "07.03.1984"),
-        ("German, words", date(1984, 3, 7), "der siebte März neunzehnhundertvierundachtzig"),
-        ("German, words", date(2017, 12, 31), "der einunddreißigste Dezember zweitausendsiebzehn"),
-        ("German, words", date(2001, 1, 1), "der erste Januar zweitausendeins"),
-        ("German, words", date(1900, 1, 16), "der sechzehnte Januar neunzehnhundert"),
-        ("German, words", date(1930, 1, 20), "der zwanzigste Januar neunzehnhundertdreißig"),
+        ("German, words", date(1984, 3, 7), "der siebte März 1984"),
+        ("German, words", date(2017, 12, 31), "der einunddreißigste Dezember 2017"),
+        ("German, words", date(2001, 1, 1), "der erste Januar 2001"),
+        ("German, words", date(1900, 1, 16), "der sechzehnte Januar 1900"),
+        ("German, words", date(1930, 1, 20), "der zwanzigste Januar 1930"),
+        ("German, words", date(1930, 1, 19), "der neunzehnte Januar 1930"),
         ("French, 7 mars 1984", date(1984, 3, 1), "1er mars 1984"),
         ("French, 07/03/1984", date(1984, 3, 7), "07/03/1984"),
-        ("French, words", date(1984, 3, 7), "le sept mars mille neuf cent quatre-vingt-quatre"),
-        ("French, words", date(1900, 8, 1), "le premier août mille neuf cents"),
-        ("French, words", date(1971, 8, 21), "le vingt et un août mille neuf cent soixante et onze"),
-        ("French, words", date(1981, 8, 17), "le dix-sept août mille neuf cent quatre-vingt-un"),
-        ("French, words", date(1980, 8, 30), "le trente août mille neuf cent quatre-vingts"),
-        ("French, words", date(1991, 8, 2), "le deux août mille neuf cent quatre-vingt-onze"),
-        ("French, words", date(2070, 8, 2), "le deux août deux mille soixante-dix"),
+        ("French, words", date(1984, 3, 7), "le sept mars 1984"),
+        ("French, words", date(1900, 8, 1), "le premier août 1900"),
+        ("French, words", date(1971, 8, 21), "le vingt et un août 1971"),
+        ("French, words", date(1981, 8, 17), "le dix-sept août 1981"),
+        ("French, words", date(1981, 8, 30), "le trente août 1981"),
+        ("French, words", date(1981, 8, 22), "le vingt-deux août 1981"),
         ("Japanese, 1984年3月7日", date(1984, 3, 7), "1984年3月7日"),
         ("Japanese, eras", date(1984, 3, 7), "昭和59年3月7日"),
         ("Japanese, eras", date(1989, 1, 7), "昭和64年1月7日"),
@@ -128,7 +129,7 @@ def test_translation_and_its_map_have_the_right_shape(dates):
     data = dates.make_data()
     sizes = {"vocabulary": data.vocabulary, "blocks": 1, "width": 8, "heads": 2, "context": dates.CONTEXT}
     params = dates.EncoderDecoderParams.init(np.random.default_rng(0), **sizes, config=dates.CONFIG)
-    texts = ["7 March 1984", "le sept mars mille neuf cent quatre-vingt-quatre"]
+    texts = ["7 March 1984", "le vingt-sept septembre 1984"]
     both = dates.translate(params, data, texts)
     assert both == [dates.translate(params, data, [text])[0] for text in texts]  # padding changes nothing
     weights, written = dates.cross_attention(params, data, texts[0])
@@ -143,9 +144,9 @@ def test_translation_quick(tmp_path):
     status, text, errors = run("train_translation.py", "--quick", "--plot", path)
     assert (status, errors) == (0, "")
     losses = [float(x) for x in re.findall(r"step +\d+/\d+ +loss ([\d.]+)", text)]
-    assert losses[-1] < 0.7 * losses[0]
-    assert len(re.findall(r"^ +[\d.]+% ", text, re.MULTILINE)) == 6
-    assert text.count(" -> ") == 5
+    assert losses[-1] < 0.3 * losses[0]
+    assert len(re.findall(r"^ +[\d.]+% ", text, re.MULTILINE)) == 5
+    assert text.count(" -> ") == 4
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
