@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from npattn._arrays.checks import check_tangent
+from npattn._arrays.checks import check_tangent, shape_error
 from npattn._arrays.namespace import Array
 from npattn._attention.multi_head import MultiHeadAttentionGrads, MultiHeadAttentionSaved, MultiHeadParams
 from npattn._attention.multi_head_jvp import multi_head_tangent, multi_head_tangents
@@ -50,6 +50,12 @@ def check_tangents(op: str, name: str, tree: Any, tangents: Any) -> None:
 
 def norm_tangent(saved: NormSaved, tparams: NormParams | None, tx: Array | None) -> Array:
     t = NO_NORM if tparams is None else tparams
+    op, has_bias, features = "norm_jvp", isinstance(saved, LayerNormSaved) and saved.has_bias, tuple(saved.x.shape[-1:])
+    check_tangent(op, "weight", t.weight, saved.weight)
+    if t.bias is not None and not has_bias:
+        raise ValueError(f"{op}: tbias is given, but there is no bias")
+    if t.bias is not None and tuple(t.bias.shape) != features:
+        shape_error(op, "tbias", f"{features} as bias has", t.bias.shape)
     if isinstance(saved, LayerNormSaved):
         return layer_norm_tangent(saved, tx=tx, tweight=t.weight, tbias=t.bias)
     return rms_norm_tangent(saved, tx=tx, tweight=t.weight)

@@ -242,7 +242,7 @@ class StackTangents(NamedTuple):
 def stack_tangent(op: str, saved: EncoderSaved, tparams: EncoderParams | None, tx: Array, tbias: Array | None) -> StackTangents:
     """The tangents of a stack's blocks and of its out, from what forward saved."""
     inputs = []
-    for block, t in zip(saved.blocks, _of_blocks(saved, tparams), strict=True):
+    for block, t in zip(saved.blocks, _of_blocks(op, saved, tparams), strict=True):
         inputs.append(tx)
         tx = block_tangent(op, opened(block), t, tx, tbias)
     out = tx if saved.norm is None else norm_tangent(saved.norm, None if tparams is None else tparams.norm, tx)
@@ -264,15 +264,19 @@ def stack_tangents(
         dx, tdx, tdnorm = norm_tangents(dx, saved.norm, None if tparams is None else tparams.norm, moved.last, tdx)
     tdblocks: list[EncoderBlockParams] = []
     tdbias: Array | None = None
-    for block, t, tx in reversed(list(zip(saved.blocks, _of_blocks(saved, tparams), moved.inputs, strict=True))):
+    for block, t, tx in reversed(list(zip(saved.blocks, _of_blocks(op, saved, tparams), moved.inputs, strict=True))):
         dx, change = block_tangents(op, dx, opened(block), t, tx, tbias, tdx)
         tdx, tdbias = change.dx, add(tdbias, change.dbias)
         tdblocks.insert(0, change.dparams)
     return dx, EncoderGrads(EncoderParams(tuple(tdblocks), tdnorm), tdx, tdbias)
 
 
-def _of_blocks(saved: EncoderSaved, tparams: EncoderParams | None) -> Any:
-    return (None,) * len(saved.blocks) if tparams is None or tparams.blocks is None else tparams.blocks
+def _of_blocks(op: str, saved: EncoderSaved, tparams: EncoderParams | None) -> Any:
+    if tparams is None or tparams.blocks is None:
+        return (None,) * len(saved.blocks)
+    if len(tparams.blocks) != len(saved.blocks):
+        raise ValueError(f"{op}: tparams must have {len(saved.blocks)} blocks, got {len(tparams.blocks)}")
+    return tparams.blocks
 
 
 def _checked(op: str, dout: Array, tx: Array | None, tdout: Array | None) -> tuple[Array, Array]:

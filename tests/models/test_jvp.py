@@ -401,3 +401,21 @@ def test_tangents_that_do_not_fit_are_refused(point):
     saved = language_model_forward(params, IDS)[1]
     with pytest.raises(ValueError, match="tdout must have shape"):
         language_model_backward_jvp(np.ones((2, 5, 11)), saved, tdout=np.ones((2, 5)))
+    saved = loss_of(params)[1]
+    for wrong, text in (
+        (t._replace(blocks=t.blocks[:1]), "tparams must have 2 blocks, got 1"),
+        (t._replace(norm=t.norm._replace(bias=np.ones(2))), r"tbias must have shape \(6,\)"),
+        (t._replace(norm=t.norm._replace(weight=np.ones(2))), r"tweight must have shape \(6,\)"),
+        (t._replace(embedding=t.embedding._replace(tokens=np.ones((2, 6)))), r"ttable must have shape \(11, 6\)"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            language_model_loss_hvp(saved, tparams=wrong)
+
+
+def test_a_norm_without_a_bias_has_no_tangent_of_one():
+    rng = np.random.default_rng(0)
+    params = EncoderBlockParams.init(rng, width=WIDTH, heads=HEADS, config=LLAMA)
+    _, saved = encoder_block_forward(params, rng.standard_normal((5, WIDTH)), config=LLAMA)
+    t = params._replace(attention_norm=params.attention_norm._replace(bias=np.ones(WIDTH)))
+    with pytest.raises(ValueError, match="tbias is given, but there is no bias"):
+        encoder_block_backward_jvp(np.ones((5, WIDTH)), saved, tparams=t)
