@@ -19,6 +19,7 @@ from npattn.testing.libraries import Library, asarray
 from npattn.testing.precision import FloatInfo, float_info, to_bfloat16
 
 EXTREMES = ("large scores", "far keys", "far bias", "huge values", "tiny values", "tiny keys")
+INFINITE = ("infinite bias",)  # rows that see it are NaN, and with them the gradients of keys that they share
 
 
 class Alibi(NamedTuple):
@@ -221,7 +222,7 @@ def attention_problem(
     dlse : bool, optional
         Whether the log-sum-exp has a cotangent.
     extreme : sequence of str, optional
-        Names from ``EXTREMES``.
+        Names from ``EXTREMES``, or ``infinite bias``: +inf in a bias.
     layouts : mapping of str to str, optional
         How arrays lie in memory, by name (q, k, v, bias, sinks, dout, dlse): names from ``layouts.LAYOUTS``. ``broadcast`` and
         ``overlapping`` repeat numbers, and so change the values.
@@ -275,14 +276,17 @@ def _extreme(name: str, x: Array, extreme: Sequence[str], info: FloatInfo, rng: 
     """Numbers far from 1 where asked for."""
     small, huge = info.smallest_normal, info.max
     for kind in extreme:
-        if kind not in EXTREMES:
-            raise ValueError(f"attention_problem: extreme must be among {', '.join(EXTREMES)}, got {kind!r}")
+        if kind not in (*EXTREMES, *INFINITE):
+            raise ValueError(f"attention_problem: extreme must be among {', '.join((*EXTREMES, *INFINITE))}, got {kind!r}")
         if kind == "large scores" and name in ("q", "k"):
             x = x * 30
         elif kind == "far keys" and name == "k":
             x = x + 100
         elif kind == "far bias" and name == "bias":
             x = x * 1e3 + 1e3 * rng.standard_normal()
+        elif kind == "infinite bias" and name == "bias":
+            chosen = rng.random(x.shape)
+            x = np.where((chosen < 0.2) | (chosen == chosen.max(initial=0)), np.inf, x)
         elif kind == "huge values" and name == "v":
             x = x * math.sqrt(huge)
         elif (kind == "tiny values" and name == "v") or (kind == "tiny keys" and name == "k"):

@@ -95,7 +95,7 @@ def attention_problems(
     layouts : sequence of str, optional
         How arrays may lie in memory, of ``LAYOUTS``.
     extreme : sequence of str, optional
-        Kinds of ``EXTREMES`` that may be drawn.
+        Kinds of ``EXTREMES`` that may be drawn, or ``infinite bias``.
     empty : bool, optional
         Whether lengths may be 0.
     ranks : sequence of int, optional

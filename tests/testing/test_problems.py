@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 import npattn
 import npattn.testing
 from npattn import Dropout, causal_mask
-from npattn.testing import Alibi, AttentionProblem, Relative, attention_problem, attention_problems, multiples_of, naive
+from npattn.testing import (
+    LAWS,
+    Alibi,
+    AttentionProblem,
+    Relative,
+    attention_problem,
+    attention_problems,
+    multiples_of,
+    naive,
+    npattn_candidate,
+)
 from npattn.testing.inputs import mask_in
 from npattn.testing.layouts import LAYOUTS, laid_out
 from npattn.testing.libraries import to_numpy
@@ -253,3 +263,22 @@ def test_alibi_and_relative_stand_for_biases():
     for stand_in, shape in ((Alibi(2), (2,)), (Relative(4, 2, bidirectional=False), (4, 2))):
         problem = attention_problem((2, 3, 1), (2, 3, 1), (2, 3, 1), bias=stand_in)
         assert problem.bias.parameters.shape == shape
+
+
+def test_infinite_biases():
+    """Rows that see +inf are NaN, by the oracle and by npattn; the others are what they were."""
+    seen = []
+
+    @given(attention_problems(extreme=["infinite bias"], bias=["dense"], ranks=[2, 3], T=4, S=4))
+    @settings(max_examples=80)
+    def holds(problem):
+        got, expected = npattn_candidate().answer(problem), naive(problem)
+        for name in ("out", "lse", "dq"):
+            np.testing.assert_allclose(getattr(got, name), getattr(expected, name), rtol=1e-9, atol=1e-9)
+        LAWS["unseen_keys_leave_no_trace"](npattn_candidate(), problem)
+        seen.append((np.isnan(got.out).any(), np.isfinite(got.out).any()))
+
+    holds()
+    assert (True, False) in seen
+    assert (True, True) in seen
+    assert (False, True) in seen
