@@ -279,6 +279,5 @@ def test_infinite_biases():
         seen.append((np.isnan(got.out).any(), np.isfinite(got.out).any()))
 
     holds()
-    assert (True, False) in seen
     assert (True, True) in seen
     assert (False, True) in seen
