@@ -25,7 +25,6 @@ extensions = [
     "sphinx-mathjax-offline",  # formulas are set without a network
 ]
 exclude_patterns = ["_build"]
-suppress_warnings = ["toc.empty_glob"]
 
 html_theme = "furo"
 html_title = "npattn"
