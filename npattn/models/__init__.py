@@ -12,6 +12,10 @@ model                                               what it gives               
 ``language_model_loss(params, ids, targets)``       its mean cross-entropy                                    dparams, dbias
 ``encoder_decoder(params, source, target)``         (..., S), (..., T) → logits (..., T, V)                   dparams
 ``encoder_decoder_loss(params, ..., targets)``      its mean cross-entropy                                    dparams
+``language_model_step(params, ids, cache)``         logits, with what was read before in a `KeyValueCache`    none
+``encoder_decoder_step(params, ids, cache)``        the same of a target, after `encoder_decoder_start`       none
+``generate(params, prompts, count=...)``            tokens that follow                                        none
+``beam_search(params, source, ...)``                the best targets of a source                              none
 =================================================== ========================================================= ====================
 
 Parameters are trees of NamedTuples (``EncoderParams.init(rng, ...)``), and their gradient ``grads.dparams`` is a tree of the same
@@ -20,6 +24,7 @@ type. What is not an array stands in a frozen config beside them: `BlockConfig` 
 `npattn.multi_head_attention_steps` shows.
 """
 
+from npattn.models.cache import KeyValueCache
 from npattn.models.config import BlockConfig, EmbeddingConfig, EncoderDecoderConfig, LanguageModelConfig
 from npattn.models.decoder import DecoderGrads, DecoderParams, DecoderSaved, decoder, decoder_backward, decoder_forward
 from npattn.models.decoder_block import (
@@ -30,6 +35,7 @@ from npattn.models.decoder_block import (
     decoder_block_backward,
     decoder_block_forward,
 )
+from npattn.models.decoding import EncoderDecoderCache, encoder_decoder_start, encoder_decoder_step, language_model_step
 from npattn.models.encoder import EncoderGrads, EncoderParams, EncoderSaved, encoder, encoder_backward, encoder_forward
 from npattn.models.encoder_block import (
     EncoderBlockGrads,
@@ -52,6 +58,7 @@ from npattn.models.encoder_decoder import (
     encoder_decoder_loss_forward,
 )
 from npattn.models.encoder_jvp import encoder_backward_jvp, encoder_block_backward_jvp, encoder_block_jvp, encoder_jvp
+from npattn.models.generate import BeamSearchResult, beam_search, generate
 from npattn.models.language_model import (
     LanguageModelGrads,
     LanguageModelLossSaved,
@@ -81,6 +88,7 @@ from npattn.models.token_embedding import (
 )
 
 __all__ = [
+    "BeamSearchResult",
     "BlockConfig",
     "DecoderBlockGrads",
     "DecoderBlockParams",
@@ -92,6 +100,7 @@ __all__ = [
     "EncoderBlockGrads",
     "EncoderBlockParams",
     "EncoderBlockSaved",
+    "EncoderDecoderCache",
     "EncoderDecoderConfig",
     "EncoderDecoderGrads",
     "EncoderDecoderLossSaved",
@@ -100,6 +109,7 @@ __all__ = [
     "EncoderGrads",
     "EncoderParams",
     "EncoderSaved",
+    "KeyValueCache",
     "LanguageModelConfig",
     "LanguageModelGrads",
     "LanguageModelLossSaved",
@@ -109,6 +119,7 @@ __all__ = [
     "TokenEmbeddingGrads",
     "TokenEmbeddingParams",
     "TokenEmbeddingSaved",
+    "beam_search",
     "decoder",
     "decoder_backward",
     "decoder_block",
@@ -129,8 +140,11 @@ __all__ = [
     "encoder_decoder_loss",
     "encoder_decoder_loss_backward",
     "encoder_decoder_loss_forward",
+    "encoder_decoder_start",
+    "encoder_decoder_step",
     "encoder_forward",
     "encoder_jvp",
+    "generate",
     "language_model",
     "language_model_backward",
     "language_model_backward_jvp",
@@ -141,6 +155,7 @@ __all__ = [
     "language_model_loss_forward",
     "language_model_loss_hvp",
     "language_model_loss_jvp",
+    "language_model_step",
     "token_embedding",
     "token_embedding_backward",
     "token_embedding_forward",
