@@ -91,7 +91,7 @@ NUMPY: dict[str, Any] = {
     "options": ("causal", "mask", "scale", "grouped", "dead rows"),
     "skip": ("cuts_merge_to_the_whole", "a_number_added_to_a_row_changes_nothing", "score_gradients_of_a_row_sum_to_zero"),
 }  # it gives no log-sum-exp and takes no bias
-EXAMPLES = 20  # of every law: for a first look
+EXAMPLES = 10  # of every law: for a first look
 
 
 @pytest.mark.parametrize("check", attention_checks(attention, vjp=vjp, examples=EXAMPLES, **NUMPY), ids=str)

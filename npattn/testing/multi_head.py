@@ -9,12 +9,11 @@ import numpy as np
 
 from npattn._arrays.namespace import Array
 from npattn._arrays.trees import tree_map
-from npattn._attention.biases import LazyBias
 from npattn._attention.multi_head import MultiHeadParams, multi_head_attention_backward, multi_head_attention_forward
 from npattn.layers.dropout import Dropout
 from npattn.testing.as_code import code_of
 from npattn.testing.gradients import check_backward
-from npattn.testing.inputs import bias_with, mask_in
+from npattn.testing.inputs import mask_in
 from npattn.testing.libraries import Library, asarray, to_numpy
 from npattn.testing.oracle import naive_forward
 from npattn.testing.problems import AttentionProblem
@@ -190,11 +189,10 @@ def check_multi_head(
     bias = options.pop("bias", None)
     args = {"params": tree_map(convert, problem.params), "x_q": convert(problem.x_q), "x_kv": convert(problem.x_kv)}
     if bias is not None:
-        args["bias"] = convert(bias.parameters if isinstance(bias, LazyBias) else bias)
+        args["bias"] = convert(bias)
 
-    def forward(params: Any, x_q: Any, x_kv: Any, parameters: Any = None) -> Any:
-        given = None if parameters is None else bias_with(bias, parameters)
-        return multi_head_attention_forward(params, x_q, x_kv, bias=given, **options)
+    def forward(params: Any, x_q: Any, x_kv: Any, bias: Any = None) -> Any:
+        return multi_head_attention_forward(params, x_q, x_kv, bias=bias, **options)
 
     with library.active():
         expected, got = naive_multi_head(problem), to_numpy(forward(*args.values())[0])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 import npattn
 from npattn import Dropout, causal_mask, causal_mask_end, length_mask, window_mask
@@ -250,6 +251,7 @@ def test_results_come_back_in_the_problems_shape():
     for given_problem in (
         problem((4, 2), (5, 2), (5, 3), bias=(5,), sinks=True, dlse=True),
         problem((3, 4, 4, 2), (2, 5, 2), (1, 2, 5, 3), bias=(4, 1, 5), mask=causal_mask()),
+        problem((2, 3, 4, 2), (2, 3, 5, 2), (2, 3, 5, 2), bias=(3, 1, 5), hidden=0.3),
     ):
         got, expected = candidate.answer(given_problem), naive(given_problem)
         assert set(got.given()) == set(expected.given())
@@ -279,6 +281,22 @@ def test_pinned_axes_are_kept_to():
     assert held["batched_is_looped"] == 0  # B is 2, always
     assert held["decoding_is_the_whole"] == 0
     assert held["is_what_the_loops_say"] == 12
+
+
+def test_a_strategy_pins_too():
+    """Of a strategy nothing is known but what it drew."""
+    lengths = set()
+
+    def kernel(q, k, v):
+        lengths.add(k.shape[-2])
+        return ours(q, k, v)[0]
+
+    only = ["repeated_keys_share_their_weight", "values_enter_linearly"]
+    assert check_attention(kernel, S=st.sampled_from([2, 5]), only=only, examples=10) == {
+        "values_enter_linearly": 10,
+        "repeated_keys_share_their_weight": 0,
+    }
+    assert lengths == {2, 5}
 
 
 def test_a_law_with_nothing_to_look_at_is_skipped():
