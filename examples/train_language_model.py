@@ -3,6 +3,7 @@
     python examples/train_language_model.py                 minutes, on two cores
     python examples/train_language_model.py --quick         less than one
     python examples/train_language_model.py --file my.txt --plot loss.png
+    python examples/train_language_model.py --save model.npz      with --resume model.npz it goes on where it was interrupted
 
 It reads six chapters of Alice's Adventures in Wonderland, which are in the package, or a text of yours, and keeps the last
 tenth to measure on. Rotary positions, gated feed-forward networks, RMS norm: the model is a small Llama. All gradients are
@@ -18,11 +19,11 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn import Dropout, Rotary
+from npattn import Dropout, Rotary, checkpoint
 from npattn._arrays.trees import tree_items
 from npattn._commands.terminal import Terminal
 from npattn.layers import softmax
@@ -95,8 +96,9 @@ def learn(
     seed: int,
     terminal: Terminal,
     callback: Callable[[TrainingStep], object] | None = None,
+    state: Any = None,
 ) -> Trained:
-    """Train, with progress on the terminal."""
+    """Train, or go on training from a state, with progress on the terminal."""
     drops = Dropout(sizes.dropout, seed) if sizes.dropout else None
 
     def loss_and_gradient(
@@ -112,12 +114,28 @@ def learn(
         text.batches(size=sizes.batch, context=sizes.context, seed=seed),
         AdamW(beta2=0.99, weight_decay=0.1),
         steps=sizes.steps,
+        state=state,
         schedule=WarmupCosine(sizes.rate, sizes.steps, warmup=max(sizes.steps // 20, 1), floor=sizes.rate / 20),
         max_norm=1.0,
         progress=terminal.stream,
         tokens=sizes.batch * sizes.context,
         callback=callback,
     )
+
+
+def save(path: Path | None, params: LanguageModelParams, state: Any, notes: dict[str, Any], measured: Sequence[Measured]) -> None:
+    """Write all that training goes on from, if there is a path."""
+    if path is not None:
+        checkpoint.save(path, params, config=CONFIG, state=state, notes={**notes, "measured": [list(m) for m in measured]})
+
+
+def resume(path: Path, params: LanguageModelParams, notes: dict[str, Any]) -> checkpoint.Checkpoint:
+    """Read it, for the same text and the same options."""
+    found = checkpoint.load(path, like=params)
+    other = [name for name, value in notes.items() if (found.notes or {}).get(name) != value]
+    if found.state is None or other:
+        raise ValueError(f"{path} was trained with other options or another text: {', '.join(other) or 'there is no state'}")
+    return found
 
 
 def held_out_loss(params: LanguageModelParams, text: Text, context: int) -> float:
@@ -166,12 +184,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a smaller model and fewer steps: under a minute")
     parser.add_argument("--steps", type=int, metavar="N", help="training steps")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the parameters, batches, dropout and samples")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE.npz", help="write the model and the state of its training now and then"
+    )
+    parser.add_argument("--resume", type=Path, metavar="FILE.npz", help="go on from there, to the same bits, and save there too")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the loss curve (needs matplotlib)")
     options = parser.parse_args(arguments)
     if options.steps is not None and options.steps < 1:
         parser.error(f"argument --steps: must be at least 1, got {options.steps}")
     if options.plot is not None and find_spec("matplotlib") is None:
         parser.error('--plot needs matplotlib: pip install "npattn[plot]"')
+    for name, given in (("--save", options.save), ("--resume", options.resume)):
+        if given is not None and given.suffix not in (".npz", ".safetensors"):
+            parser.error(f"{name}: the file must end in .npz or .safetensors, got {given.name}")
     return options
 
 
@@ -186,12 +211,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"train_language_model: {error}", file=sys.stderr)
         return 2
     rng = np.random.default_rng(options.seed)
-    params = new_params(rng, text, sizes)
-    measured = [Measured(0, held_out_loss(params, text, sizes.context))]
+    params, state, path = new_params(rng, text, sizes), None, options.resume or options.save
+    notes = {"seed": options.seed, "sizes": sizes._asdict(), "alphabet": text.alphabet, "characters": len(text.train)}
+    if options.resume is None:
+        measured = [Measured(0, held_out_loss(params, text, sizes.context))]
+    else:
+        try:
+            found = resume(options.resume, params, notes)
+        except (OSError, ValueError) as error:
+            print(f"train_language_model: {error}", file=sys.stderr)
+            return 2
+        params, state = found.params, found.state
+        measured = [Measured(*pair) for pair in found.notes["measured"]]
 
     def measure(step: TrainingStep) -> None:
         if step.step % sizes.every == 0 or step.step == sizes.steps:
             measured.append(Measured(step.step, held_out_loss(step.params, text, sizes.context)))
+            save(path, step.params, step.state, notes, measured)
 
     terminal.say(f"Text: {text.name}, {len(text.train) + len(text.held_out):,} characters, {len(text.alphabet)} distinct")
     count = sum(x.size for _, x in tree_items(params))
@@ -199,7 +235,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     terminal.say(f"Model: {shape}, {count:,} parameters")
     terminal.say(f"Training: {sizes.steps} steps of AdamW on {sizes.batch} x {sizes.context} characters")
     started = time.monotonic()
-    trained = learn(params, text, sizes, options.seed, terminal, measure)
+    trained = learn(params, text, sizes, options.seed, terminal, measure, state)
+    save(path, trained.params, trained.state, notes, measured)
     params, seconds = trained.params, time.monotonic() - started
     terminal.say()
 

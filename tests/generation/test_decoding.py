@@ -280,7 +280,7 @@ def test_case_8():
 
 # Encoder and decoder ---------------------------------------------------------------------------------------------------------
 
-TRANSLATORS = {
+TRANSLATORS: dict[str, tuple[EncoderDecoderConfig, dict[str, Any]]] = {
     "post": (EncoderDecoderConfig(BlockConfig("post"), BlockConfig("post")), {}),
     "pre": (
         EncoderDecoderConfig(embedding=EmbeddingConfig("sinusoidal")),
@@ -309,7 +309,7 @@ def check_translator(name: str, cuts: tuple[int, ...], to_xp: Any) -> None:
     sizes: dict[str, Any] = {"vocabulary": VOCABULARY, "context": 9, "blocks": 2, "width": WIDTH, "heads": 4}
     params = randomised(EncoderDecoderParams.init(rng, **{**sizes, **options}, config=config), rng)
     source, target = tokens(2, 8), np.random.default_rng(2).integers(0, 7, (2, 6))
-    masks = {"source_mask": length_mask([8, 3]), "memory_mask": length_mask([8, 3])}
+    masks: dict[str, Any] = {"source_mask": length_mask([8, 3]), "memory_mask": length_mask([8, 3])}
     whole = encoder_decoder(params, source, target, **masks, config=config)
     theirs = tree_map(to_xp, params)
     cache = encoder_decoder_start(theirs, to_xp(source), capacity=6, **masks, config=config)
