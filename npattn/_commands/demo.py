@@ -30,17 +30,17 @@ from npattn.texts import Text, read_text
 from npattn.training import Trained, train
 
 CONTEXT = 64  # characters that the model looks back at
-BLOCKS, WIDTH, HEADS = 2, 96, 4
+BLOCKS, WIDTH, HEADS = 2, 64, 4
 CONFIG = LanguageModelConfig(BlockConfig(rotary=Rotary()), EmbeddingConfig(positions="none"))
 BATCH = 16
-LEARNING_RATE = 6e-3
+LEARNING_RATE = 8e-3
 LEAST = 20 * CONTEXT  # characters of a text: both parts must hold a piece and more
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--file", type=Path, metavar="PATH", help="train on this UTF-8 text instead of the one in the package")
-    parser.add_argument("--steps", type=_positive, default=400, metavar="N", help="training steps (default: %(default)s)")
+    parser.add_argument("--steps", type=_positive, default=300, metavar="N", help="training steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the parameters, batches and sample (default: 0)")
 
 
