@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from examples import test_your_own_attention as example
-from examples.test_your_own_attention import test_numpy, test_torch
+from examples.test_your_own_attention import test_numpy
 
 __all__ = ["test_numpy", "test_torch"]  # collected here too
+test_torch = pytest.mark.slow(example.test_torch)
 
 QUICK = ("the scale comes twice", "query head h reads key head h % K")
 
