@@ -88,7 +88,7 @@ def test_a_hessian_is_symmetric(problem, path, share):
 
 
 @given(problem=attention_problems())
-@settings(max_examples=60)
+@settings(max_examples=30)
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, when its forward mode is first used
 def test_pytorch_forward_mode_of_our_forward_and_backward(problem):
     along = directions(problem)

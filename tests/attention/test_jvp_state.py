@@ -245,7 +245,10 @@ def test_every_library(case, name):
             assert type(x) is type(inputs.q)
 
 
-@pytest.mark.parametrize("case", ["causal, grouped, capped, with a sink", "hiding bias, dropout, broadcast values"])
+@pytest.mark.parametrize(
+    "case",
+    ["causal, grouped, capped, with a sink", pytest.param("hiding bias, dropout, broadcast values", marks=pytest.mark.slow)],
+)
 def test_in_a_jit(case):
     jax = pytest.importorskip("jax")
     library = open_library("jax")
