@@ -69,7 +69,8 @@ def _write(options: argparse.Namespace) -> int:
     finally:
         bar.clear()
     size = sum(path.stat().st_size for path in options.output.iterdir()) / 1e6
-    Terminal(sys.stdout).say(f"Wrote {options.count} case{'s' * (options.count > 1)} to {options.output}, {size:.1f} MB; index.json says what is where.")
+    cases = f"{options.count} case{'s' * (options.count > 1)}"
+    Terminal(sys.stdout).say(f"Wrote {cases} to {options.output}, {size:.1f} MB; index.json says what is where.")
     return 0
 
 

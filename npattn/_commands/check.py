@@ -54,7 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--backend", choices=BACKENDS, default="numpy", help="whose arrays to compute with (default: numpy)")
     parser.add_argument("--dtype", choices=DTYPES, default="float64", help="of the arrays (default: float64)")
-    parser.add_argument("--examples", type=_positive, metavar="N", help="problems of every law (default: 30; 1 for JAX, which compiles every shape)")
+    parser.add_argument(
+        "--examples",
+        type=_positive,
+        metavar="N",
+        help="problems of every law (default: 30; 1 for JAX, which compiles every shape)",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the problems (default: 0)")
 
 
