@@ -55,7 +55,7 @@ class Sizes(NamedTuple):
     blocks: int = 3
     context: int = 96
     batch: int = 16
-    steps: int = 1500
+    steps: int = 1200
     rate: float = 3e-3
     dropout: float = 0.1
     every: int = 100  # steps between two measurements
