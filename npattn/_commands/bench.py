@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=_positive, metavar="N", help="of npattn, NumPy's BLAS and PyTorch (default: all CPUs)")
     parser.add_argument("--dtype", choices=["float16", "bfloat16", "float32", "float64"], help="of all cases")
     parser.add_argument("--backend", choices=["numpy", "cupy"], default="numpy", help="arrays of npattn (default: numpy)")
+    parser.add_argument("--generate", action="store_true", help="instead: the time of a token with a key/value cache")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, every sample and what they depend on")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw time against T (needs matplotlib)")
 
@@ -58,7 +59,22 @@ def run(options: argparse.Namespace) -> int:
             count = stack.enter_context(thread_count(options.threads))
         except (ValueError, OSError) as error:
             return _fail(error, 2)
+        if options.generate:
+            return _generate(count)
         return _run(options, cases, backend, count)
+
+
+def _generate(count: int) -> int:
+    from npattn._commands.bench_generate import Sizes, measure, table
+
+    try:
+        lines = table(measure(Sizes(), count), Sizes())
+    except ValueError as error:
+        return _fail(error, 1)
+    terminal = Terminal(sys.stdout)
+    for line in lines:
+        terminal.say(line)
+    return 0
 
 
 def _run(options: argparse.Namespace, cases: list[AnyCase], backend: Backend, count: int) -> int:
