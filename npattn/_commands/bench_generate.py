@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import statistics
 import time
@@ -96,11 +97,10 @@ def with_npattn(params: LanguageModelParams, capacity: int) -> Step:
 
 def with_torch(params: LanguageModelParams, capacity: int, heads: int, threads: int) -> Step:
     """The same model written with PyTorch's functions: one matrix for queries, keys and values, a preallocated cache."""
-    import torch
-    from torch.nn import functional
-
     from npattn.interop import to_gpt2
 
+    torch: Any = importlib.import_module("torch")
+    functional = torch.nn.functional
     torch.set_num_threads(threads)
     weights: dict[str, Any] = {}
     for name, x in to_gpt2(params, CONFIG).state.items():
@@ -115,7 +115,6 @@ def with_torch(params: LanguageModelParams, capacity: int, heads: int, threads: 
     def norm(x: Any, name: str) -> Any:
         return functional.layer_norm(x, (width,), weights[f"{name}.weight"], weights[f"{name}.bias"], CONFIG.block.eps)
 
-    @torch.inference_mode()
     def step(token: int, position: int) -> Array:
         x = weights["wte.weight"][torch.tensor([[token]])] + weights["wpe.weight"][position]
         for n, cache in enumerate(caches):
@@ -129,7 +128,8 @@ def with_torch(params: LanguageModelParams, capacity: int, heads: int, threads: 
         logits: Array = functional.linear(norm(x, "ln_f"), weights["wte.weight"]).numpy()[0, 0]
         return logits
 
-    return step
+    whole: Step = torch.inference_mode()(step)
+    return whole
 
 
 def table(rows: list[Row], sizes: Sizes) -> list[str]:
