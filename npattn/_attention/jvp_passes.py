@@ -16,7 +16,18 @@ from npattn._attention.passes import Backward, Forward, gather, per_sink, sink_r
 from npattn._attention.place import Place
 from npattn._attention.problem import Problem
 from npattn._attention.stores import RowStore, make_rows
-from npattn._attention.tiling import Sizes, Tile, cut_units, key_part, make_ops, run, unit_bias, unit_rows, unit_tiles
+from npattn._attention.tiling import (
+    Sizes,
+    Tile,
+    at_live_keys,
+    cut_units,
+    key_part,
+    make_ops,
+    run,
+    unit_bias,
+    unit_rows,
+    unit_tiles,
+)
 
 KEYS = 512  # keys of a tile, at most: there are more matrices of it than forward has
 WHOLE_ROWS = 1 << 19  # rows times keys of a tile that takes whole rows, and so need not make its scores twice
@@ -230,7 +241,7 @@ class _BackwardJvpUnit:
         if grads.dq is not None:
             scaled = self.ops.multiply(grads.dq, self.problem.options.scale, "total_dq" if self.total is None else None)
             self.total = scaled if self.total is None else self.ops.add(self.total, scaled)
-        return grads
+        return at_live_keys(tile, grads, self.xp)
 
     def dq(self) -> Array:
         if self.total is None:

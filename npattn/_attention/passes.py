@@ -22,6 +22,7 @@ from npattn._attention.tiling import (
     ONE_TILE,
     Sizes,
     Tile,
+    at_live_keys,
     complete_rows,
     cut_units,
     is_one_unit,
@@ -275,7 +276,7 @@ class _BackwardUnit:
             self.total = self.ops.multiply(grads.dq, self.problem.options.scale, "total_dq")
         else:
             self.total = self.ops.add(self.total, self.ops.multiply(grads.dq, self.problem.options.scale))
-        return grads
+        return at_live_keys(tile, grads, self.xp)
 
     def dq(self) -> Array:
         if self.total is None:

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn._arrays import threads
-from npattn._arrays.namespace import Array, library_name
+from npattn._arrays.namespace import Array, Namespace, library_name
 from npattn._attention.biases import LazyBias
-from npattn._attention.formula import Terms
+from npattn._attention.formula import Terms, TileGrads
 from npattn._attention.ops import Fresh, FreshNumPy, Hidden, Ops, Scratch
 from npattn._attention.place import ALL, NONE, Place, Run
 from npattn._attention.problem import Problem
@@ -279,6 +279,14 @@ def make_tile(problem: Problem, place: Place, mixed: list[slice], ops: Ops, *, t
     )
     terms = Terms(options.softcap, bias, hidden, _live_rows(problem, place, hidden), dropout_factors(problem, place))
     return Tile(place, ops.load(k, "k", live=live_keys), ops.load(v, "v", live=live_keys), terms, live_keys)
+
+
+def at_live_keys(tile: Tile, grads: TileGrads, xp: Namespace) -> TileGrads:
+    """A tile's share with dk and dv set to 0 at keys that none of its rows sees: 0 times a row that is NaN would not be."""
+    if tile.live_keys is None:
+        return grads
+    dk, dv = (None if x is None else xp.where(tile.live_keys, x, 0.0) for x in (grads.dk, grads.dv))
+    return grads._replace(dk=dk, dv=dv)
 
 
 def unit_bias(problem: Problem, place: Place) -> Array:

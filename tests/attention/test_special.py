@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npattn import Dropout, attention_backward, attention_forward, causal_mask
+from npattn import Dropout, attention_backward, attention_forward, causal_mask, length_mask
 from npattn.testing import attention_problem, naive
 from npattn.testing.libraries import asarray, to_numpy
 from npattn.testing.parts import whole
@@ -126,6 +126,25 @@ def test_nan_in_a_query_stays_in_its_row(path):
         assert np.isnan(x[1, 0, 3]).all(), name
         keep = [0, 1, 2, 4]
         np.testing.assert_array_equal(x[1, 0, keep], rows_of(plain)[name][1, 0, keep], err_msg=name)
+
+
+@every_path
+@pytest.mark.parametrize("hidden", ["by a mask", "by an array", "by a bias"])
+@pytest.mark.parametrize("nan", ["q", "dout"])
+def test_a_row_that_is_nan_gives_nothing_to_keys_that_no_row_sees(path, hidden, nan):
+    seen = np.arange(7) < 4
+    bias = np.where(seen, 0.5, -INF)
+    problem = dense(**{"by a mask": {"mask": length_mask(4)}, "by an array": {"mask": seen}, "by a bias": {"bias": (7,)}}[hidden])
+    if hidden == "by a bias":
+        problem = problem.replace(bias=bias)
+    rows = getattr(problem, nan).copy()
+    rows[1, 0, 3] = NAN
+    got = CANDIDATES[path].answer(problem.replace(**{nan: rows}))
+    for name, x in (("dk", got.dk), ("dv", got.dv)):
+        assert (x[..., ~seen, :] == 0).all(), name
+        assert np.isfinite(x[0]).all(), name
+        assert np.isfinite(x[1, 1]).all(), name
+    assert np.isnan(got.dk[1, 0, seen]).any()
 
 
 @every_path
