@@ -383,7 +383,8 @@ def test_whole_lesson_where_the_terminal_cannot_show_much(lesson, shown):
 
 def test_commands_of_the_readme(lesson):
     commands = re.findall(r"^python (examples/\S+\.py)(.*)$", (EXAMPLES / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert {path for path, _ in commands} == {f"examples/{path.name}" for path in EXAMPLES.glob("*.py")}
+    named = set(re.findall(r"examples/\S+\.py", " ".join(path + rest for path, rest in commands)))
+    assert named == {f"examples/{path.name}" for path in EXAMPLES.glob("*.py")}
     options = [rest.split("#")[0].split() for path, rest in commands if path.endswith(SCRIPT.name)]
     assert [] in options
     for arguments in filter(None, options):
