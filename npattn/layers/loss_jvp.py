@@ -73,7 +73,9 @@ def cross_entropy_jvp(
         check_tangent(op, name, t, of)
     with np.errstate(all="ignore"):
         tokens = _Tokens.of(saved, tlogits, tweights)
-        return out, tokens.xp.astype(tokens.tout, out.dtype)
+        xp, tout = tokens.xp, tokens.tout
+        # a mean is a scalar in NumPy, whose function astype took arrays alone before 2.1
+        return out, tout.astype(out.dtype) if xp is np else xp.astype(tout, out.dtype)
 
 
 def cross_entropy_backward_jvp(
