@@ -159,7 +159,7 @@ def write_cases(
     for n, problem in enumerate(problems):
         name, arrays = f"{n:04}", case_arrays(problem)
         little = {key: np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("<")) for key, x in arrays.items()}
-        np.savez(folder / f"{name}.npz", allow_pickle=False, **little)
+        np.savez(folder / f"{name}.npz", **little)
         (folder / f"{name}.bin").write_bytes(b"".join(x.tobytes() for x in little.values()))
         index["cases"].append(_entry(name, problem, little))
         tick()
