@@ -158,7 +158,7 @@ def write_cases(
     index: dict[str, Any] = {"npattn": __version__, "note": note, "byte_order": "little", "cases": []}
     for n, problem in enumerate(problems):
         name, arrays = f"{n:04}", case_arrays(problem)
-        little = {key: np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("<")) for key, x in arrays.items()}
+        little: dict[str, Any] = {key: np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("<")) for key, x in arrays.items()}
         np.savez(folder / f"{name}.npz", **little)
         (folder / f"{name}.bin").write_bytes(b"".join(x.tobytes() for x in little.values()))
         index["cases"].append(_entry(name, problem, little))
