@@ -8,6 +8,7 @@ A candidate is a function of q, k, v and plain options, and its backward if it h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,7 @@ def forward(
     seen = np.broadcast_to(seen if mask is None else seen & mask, (*q.shape[:-1], k.shape[-2]))
     scores = do["scores"](q, k, default_scale(q) if scale is None else scale)
     weights = do["softmax"](do["hide"](scores, seen))
-    looked_at = seen.any(axis=-2)[..., None]  # what no query sees may be NaN
+    looked_at: Any = t(np.any(seen, axis=-2, keepdims=True))  # what no query sees may be NaN
     return do["mix"](weights, np.where(looked_at, v, 0)), weights
 
 
@@ -70,7 +71,7 @@ def t(x: Any) -> Any:
 
 def default_scale(q: Any) -> float:
     """1/√D."""
-    return float(q.shape[-1]) ** -0.5
+    return 1 / math.sqrt(q.shape[-1])
 
 
 STEPS: dict[str, Callable[..., Any]] = {
@@ -228,10 +229,10 @@ def broken_law(fault: str) -> str:
     step, wrong, _ = WRONG[fault]
 
     def candidate(*arrays: Any, **options: Any) -> Any:
-        return attention(*arrays, **options, **{step: wrong})
+        return attention(*arrays, **(options | {step: wrong}))
 
     def backward(*arrays: Any, **options: Any) -> Any:
-        return vjp(*arrays, **options, **{step: wrong})
+        return vjp(*arrays, **(options | {step: wrong}))
 
     try:
         check_attention(candidate, vjp=backward, examples=200, name=fault, **NUMPY)
