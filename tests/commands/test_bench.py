@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pty
@@ -29,6 +28,7 @@ from npattn._commands.bench_timing import Disagreement, interleave, largest_diff
 from npattn._commands.bench_train import TrainCase
 from npattn._commands.terminal import Bar, Terminal
 from npattn.testing.libraries import to_numpy
+from tests.commands.terminals import everything
 
 TINY = ["bench", "--quick", "--case", "tiny"]
 SMALL = [  # every kind of case, small
@@ -610,16 +610,6 @@ def test_a_disk_that_fills_up_is_one_line(alone, monkeypatch, capsys, tmp_path):
     out, err = capsys.readouterr()
     assert "\ntiny-8-float32" in out
     assert err == "npattn bench: [Errno 28] No space left on device\n"
-
-
-def everything(leader):
-    """What was written to a terminal that is closed: it comes in pieces, and an error ends it on some systems."""
-    pieces = []
-    with contextlib.suppress(OSError):
-        while piece := os.read(leader, 1 << 16):
-            pieces.append(piece)
-    os.close(leader)
-    return b"".join(pieces).decode()
 
 
 def test_the_bar_is_one_line_on_a_terminal():

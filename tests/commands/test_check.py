@@ -18,6 +18,7 @@ from npattn._commands.terminal import Terminal
 from npattn.testing import LAWS, LawBroken, npattn_candidate
 from npattn.testing.vectors import torch_gradients
 from tests.attention.test_vectors import TORCH
+from tests.commands.terminals import everything
 
 
 def test_the_command():
@@ -134,15 +135,14 @@ def test_arguments_that_cannot_be_used(arguments, capsys):
 
 def test_progress_on_a_terminal(monkeypatch):
     """A bar on the terminal of stderr, and no trace of it at the end."""
-    master, slave = pty.openpty()
-    monkeypatch.setattr(sys, "stderr", os.fdopen(slave, "w"))
+    leader, follower = pty.openpty()
+    monkeypatch.setattr(sys, "stderr", os.fdopen(follower, "w"))
     monkeypatch.setenv("TERM", "xterm")
     shown = io.StringIO()
     part = check.Part("something", 4, lambda worst, tick: [tick() for _ in range(9)] and 4)
     assert check.check_all([part], Terminal(shown)) == []
     sys.stderr.close()
-    written = os.read(master, 10000).decode()
-    os.close(master)
+    written = everything(leader)
     assert "0/4" in written
     assert "4/4" in written
     assert "5/4" not in written

@@ -16,6 +16,7 @@ from npattn._commands import demo
 from npattn._commands.demo import loss_and_gradient
 from npattn._commands.terminal import Progress, Terminal
 from npattn.texts import read_text
+from tests.commands.terminals import everything
 
 COMMAND = [sys.executable, "-m", "npattn", "demo"]
 PANGRAM = "The quick brown fox jumps over the lazy dog. "
@@ -144,13 +145,7 @@ def test_progress_is_one_line_on_a_terminal():
         for step in range(50):
             progress.update(3.0 - step / 50)
         progress.close()
-        stream.write("the end")
-        stream.flush()
-        shown = b""
-        while b"the end" not in shown:  # a terminal gives what it has, in pieces
-            shown += os.read(leader, 1 << 16)
-    os.close(leader)
-    text = shown.decode()
+    text = everything(leader)
     assert "step   50/50" in text
     assert text.count("\n") == 1
     assert text.count("\r") >= 2
