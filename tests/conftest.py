@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -60,6 +61,35 @@ def _library_settings(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--allow-skips", metavar="REGEX", help="fail every test that skips for a reason in which REGEX is not found")
+    parser.addoption("--note-passed", metavar="FILE", help="write the ids of the tests that passed into FILE")
+    parser.addoption("--leave-out", metavar="FILE", help="run no test whose id is in FILE")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (path := config.getoption("--note-passed")) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_NotePassed(Path(path)))
+
+
+class _NotePassed:
+    """Writes the ids of the tests that passed, with pytest-xdist in the process that they are told to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.passed = path, list[str]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self.passed.append(report.nodeid)
+
+    def pytest_unconfigure(self) -> None:
+        self.path.write_text("".join(f"{name}\n" for name in self.passed), encoding="utf-8")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if path := config.getoption("--leave-out"):
+        known = set(Path(path).read_text(encoding="utf-8").splitlines())
+        left_out = [item for item in items if item.nodeid in known]
+        items[:] = [item for item in items if item.nodeid not in known]
+        config.hook.pytest_deselected(items=left_out)
 
 
 def _forbid_skip(config: pytest.Config, report: Any) -> Any:

@@ -39,7 +39,6 @@ def agrees_with_autodiff(candidate, problem):
 
 
 @given(problem=attention_problems(), path=st.sampled_from(sorted(CANDIDATES)))
-@settings(max_examples=150)
 def test_finite_differences(problem, path):
     gradients_are_derivatives(CANDIDATES[path], problem)
 

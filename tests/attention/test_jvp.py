@@ -56,7 +56,6 @@ def library_or_skip(name):
 
 
 @given(problem=attention_problems(empty=True), path=paths, share=shares)
-@settings(max_examples=150)
 def test_they_are_what_whole_matrices_say(problem, path, share):
     along = directions(problem, share=share)
     agrees_to_rounding(on(path), problem, along, matrix_tangents(problem, along))

@@ -22,7 +22,7 @@ every_path = pytest.mark.parametrize("path", CANDIDATES)
 
 
 @given(problem=attention_problems(layouts=LAYOUTS, empty=True, max_side=7), path=st.sampled_from(sorted(CANDIDATES)))
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_random_problems(problem, path):
     is_what_the_loops_say(CANDIDATES[path], problem)
 
