@@ -56,8 +56,7 @@ def test_pytorch_differentiates_our_forward(problem):
     agrees_with_autodiff(autodiff_candidate(library_or_skip("torch")), problem)
 
 
-# Without sinks: their derivative goes through the maximum of every part, and so is off by a rounding of the largest of them.
-@given(problem=attention_problems(extreme=EXTREMES, sinks=False))
+@given(problem=attention_problems(extreme=EXTREMES))
 @settings(max_examples=60)
 def test_pytorch_differentiates_our_forward_at_extremes(problem):
     agrees_with_autodiff(autodiff_candidate(library_or_skip("torch")), problem)
