@@ -17,11 +17,13 @@ def test_there_are_many_and_each_is_another():
     assert len({(mutant.module, mutant.old, mutant.new) for mutant in MUTANTS}) == len({m.what for m in MUTANTS}) == len(MUTANTS)
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_without_a_fault_nothing_is_caught():
     assert killer(None) == ""
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_every_mutant_is_killed(capsys):
     found = run_all(range(len(MUTANTS)))

@@ -45,6 +45,7 @@ def test_finite_differences(problem, path):
 
 @given(problem=attention_problems(max_side=12))
 @settings(max_examples=1000)
+@pytest.mark.night
 @pytest.mark.slow
 def test_finite_differences_of_many(problem):
     gradients_are_derivatives(OURS, problem)
@@ -64,6 +65,7 @@ def test_pytorch_differentiates_our_forward_at_extremes(problem):
 
 @given(problem=attention_problems(max_side=12))
 @settings(max_examples=1000)
+@pytest.mark.night
 @pytest.mark.slow
 def test_pytorch_differentiates_our_forward_of_many(problem):
     agrees_with_autodiff(autodiff_candidate(library_or_skip("torch")), problem)
@@ -84,6 +86,7 @@ def test_jax_differentiates_every_option(case):
 
 @given(problem=attention_problems(max_side=4))
 @settings(max_examples=25)
+@pytest.mark.night
 @pytest.mark.slow
 def test_jax_differentiates_our_forward_of_many(problem):
     agrees_with_autodiff(autodiff_candidate(library_or_skip("jax")), problem)

@@ -105,6 +105,7 @@ def test_jax_forward_mode_of_our_forward_and_backward(case):
 
 @given(problem=attention_problems(max_side=10, empty=True), share=shares, path=paths)
 @settings(max_examples=600)
+@pytest.mark.night
 @pytest.mark.slow
 def test_many(problem, share, path):
     along = directions(problem, share=share)
@@ -116,6 +117,7 @@ def test_many(problem, share, path):
 
 @given(problem=attention_problems(max_side=10))
 @settings(max_examples=600)
+@pytest.mark.night
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_pytorch_forward_mode_of_many(problem):
@@ -125,6 +127,7 @@ def test_pytorch_forward_mode_of_many(problem):
 
 @given(problem=attention_problems(max_side=4))
 @settings(max_examples=20)
+@pytest.mark.night
 @pytest.mark.slow
 def test_jax_forward_mode_of_many(problem):
     along = directions(problem)

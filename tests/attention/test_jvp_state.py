@@ -340,6 +340,7 @@ def test_memory_does_not_grow_with_the_number_of_pairs():
         assert extra_memory(whole_length) < 1.2 * extra_memory(half)
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_96_mib_are_enough():
     for f in of_second_order(8192, 8, 64):

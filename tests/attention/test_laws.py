@@ -77,7 +77,7 @@ def test_extreme_numbers(name):
 @pytest.mark.slow
 def test_blocks_of_keys(path, name):
     """Long enough for masks to be looked at in blocks, and for runs of keys that nobody sees to be cut out."""
-    hold(name, [CANDIDATES[path]], 4, T=(33, 70), S=(65, 97, 100), D=(1, 8), E=(1, 8), ranks=(2, 3, 4), max_side=4)
+    hold(name, [CANDIDATES[path]], 2, T=(33, 70), S=(65, 97, 100), D=(1, 8), E=(1, 8), ranks=(2, 3, 4), max_side=4)
 
 
 @pytest.fixture(scope="module", params=["strict", "strict-bare", "strict-device1", "torch", "cupy"])
@@ -95,6 +95,7 @@ def test_other_libraries(elsewhere, name):
 
 
 @every_law
+@pytest.mark.night
 @pytest.mark.slow
 def test_many_problems(name):
     hold(name, list(CANDIDATES.values()), 500, empty=True, layouts=LAYOUTS)

@@ -29,6 +29,7 @@ def test_random_problems(problem, path):
 
 @given(problem=attention_problems(layouts=LAYOUTS, empty=True, max_side=12), path=st.sampled_from(sorted(CANDIDATES)))
 @settings(max_examples=5000)
+@pytest.mark.night
 @pytest.mark.slow
 def test_many_random_problems(problem, path):
     is_what_the_loops_say(CANDIDATES[path], problem)
