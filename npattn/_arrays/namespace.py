@@ -124,26 +124,28 @@ def float_dtype(op: str, /, **arrays: Array | None) -> Any:
     return found.newbyteorder("=") if isinstance(found, np.dtype) and not found.isnative else found
 
 
-def float_namespace(op: str, /, **arrays: Array | None) -> tuple[Namespace, Any]:
+def float_namespace(op: str, arrays: dict[str, Array | None]) -> tuple[Namespace, Any]:
     """`array_namespace` and `float_dtype` of the same arrays, in one look at each if NumPy's all have the same dtype."""
-    dtype = None
-    for array in arrays.values():
-        if array is not None:
-            if type(array) is not np.ndarray or (dtype is not None and array.dtype is not dtype):
+    first = next(iter(arrays.values()))
+    if type(first) is np.ndarray and first.dtype in _NATIVE:
+        dtype = first.dtype
+        for array in arrays.values():
+            if array is not None and (type(array) is not np.ndarray or array.dtype is not dtype):
                 break
-            dtype = array.dtype
-    else:
-        if dtype in _NATIVE:
+        else:
             return np, dtype
     return array_namespace(op, **arrays), float_dtype(op, **arrays)
 
 
+_FLOAT32 = np.dtype("float32")
 _NATIVE = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
 
 
 def compute_dtype(dtype: Any, *, xp: Namespace) -> Any:
     """The dtype that a result of ``dtype`` is computed in: float32 for the two halves, else itself."""
-    return np.dtype(xp.float32) if xp is np and dtype.itemsize == 2 else xp.float32 if dtype_name(dtype) in HALVES else dtype
+    if xp is np:
+        return _FLOAT32 if dtype.itemsize == 2 else dtype
+    return xp.float32 if dtype_name(dtype) in HALVES else dtype
 
 
 def asarray(values: Any, *, xp: Namespace, dtype: Any = None, device: Any = None) -> Array:

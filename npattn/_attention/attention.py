@@ -11,7 +11,7 @@ from npattn._arrays.trees import with_tree_repr
 from npattn._attention import formula
 from npattn._attention.biases import LazyBias
 from npattn._attention.masks import Mask
-from npattn._attention.passes import Backward, Forward, Kept, backward, forward
+from npattn._attention.passes import Backward, Forward, backward, forward
 from npattn._attention.problem import Problem, check_cotangent, make_problem
 from npattn._attention.tiling import ONE_TILE, Sizes, choose_sizes
 from npattn.layers.dropout import Dropout
@@ -22,18 +22,18 @@ class Tiling(NamedTuple):
 
     problem: Problem
     sizes: Sizes
-    kept: Kept | None
+    done: Forward
 
     def __repr__(self) -> str:
         size = "one tile" if self.sizes is ONE_TILE else f"{self.sizes.rows} rows, {self.sizes.keys} keys"
-        return f"Tiling({size}{', weights kept' if self.kept else ''})"
+        return f"Tiling({size}{', weights kept' if self.done.kept else ''})"
 
 
 @with_tree_repr
 class AttentionSaved(NamedTuple):
     """What `attention_backward` needs: the inputs, borrowed, and three results of forward, unrounded.
 
-    ``row_max``, ``row_sum`` and ``lse`` are (..., H, T), in float32 or float64.
+    These are ``out`` and, of every row, ``row_max`` and ``row_sum``; with ``lse`` they are (..., H, T), in float32 or float64.
     """
 
     q: Array
@@ -46,14 +46,22 @@ class AttentionSaved(NamedTuple):
     sinks: Array | None
     dropout: Dropout | None
     out: Array
-    row_max: Array
-    row_sum: Array
     tiling: Tiling
 
     @property
     def problem(self) -> Problem:
         """The inputs, checked and grouped."""
         return self.tiling.problem
+
+    @property
+    def row_max(self) -> Array:
+        """The largest score of every row, a sink among them; -inf where a query sees neither."""
+        return self.problem.result(self.tiling.done.row_max[..., 0])
+
+    @property
+    def row_sum(self) -> Array:
+        """Every row's sum of exp(score - row_max), the sink's among them."""
+        return self.problem.result(self.tiling.done.row_sum[..., 0])
 
     @property
     def lse(self) -> Array:
@@ -185,9 +193,8 @@ def attention_forward(
     sizes = choose_sizes(problem)
     # with a softcap backward needs the scores too, and makes the numerators from them
     done = forward(problem, sizes, keep=sizes.keep and problem.options.softcap is None)
-    out, row_max, row_sum = (problem.result(x) for x in (done.out, done.row_max[..., 0], done.row_sum[..., 0]))
-    tiling = Tiling(problem, sizes, done.kept)
-    saved = AttentionSaved(q, k, v, mask, bias, scale, softcap, sinks, dropout, out, row_max, row_sum, tiling)
+    out = problem.result(done.out)
+    saved = AttentionSaved(q, k, v, mask, bias, scale, softcap, sinks, dropout, out, Tiling(problem, sizes, done))
     return own(problem, out, shared=True), saved
 
 
@@ -225,47 +232,39 @@ def attention_backward(dout: Array, saved: AttentionSaved, /, *, dlse: Array | N
     ----------
     Dao et al.: FlashAttention (2022), appendix B.
     """
-    problem, sizes, kept = saved.tiling
-    check_cotangent(problem, "dout", dout, problem.v.shape[-1])
+    problem, sizes, done = saved.tiling
+    if type(dout) is not np.ndarray or dout.shape != saved.out.shape or dout.dtype is not problem.dtype:
+        check_cotangent(problem, "dout", dout, problem.v.shape[-1])
     if dlse is not None:
         check_cotangent(problem, "dlse", dlse, lifted=True)
         dlse = problem.with_heads(dlse[..., None])
-    done = Forward(*saved_rows(saved), kept)
     return as_grads(saved, backward(problem, sizes, done, problem.with_heads(dout), dlse))
 
 
 def as_grads(saved: AttentionSaved, grads: Backward) -> AttentionGrads:
     """Gradients in the shape and dtype of the caller's inputs."""
-    problem = saved.problem
+    problem, (dq, dk, dv, dbias, dsinks) = saved.tiling.problem, grads
     return AttentionGrads(
-        problem.gradient(grads.dq, saved.q),
-        problem.gradient(grads.dk, saved.k),
-        problem.gradient(grads.dv, saved.v),
-        _back_to_bias(problem, grads.dbias),
-        None if grads.dsinks is None else problem.xp.astype(problem.xp.reshape(grads.dsinks, (-1,)), problem.dtype, copy=False),
+        problem.gradient(dq, saved.q),
+        problem.gradient(dk, saved.k),
+        problem.gradient(dv, saved.v),
+        None if dbias is None else _back_to_bias(problem, problem.options.bias, dbias),
+        None if dsinks is None else problem.xp.astype(problem.xp.reshape(dsinks, (-1,)), problem.dtype, copy=False),
     )
-
-
-def saved_rows(saved: AttentionSaved) -> tuple[Array, Array, Array]:
-    """out (..., H, T, E), row_max and row_sum (..., H, T, 1)."""
-    with_heads = saved.problem.with_heads
-    return with_heads(saved.out), with_heads(saved.row_max[..., None]), with_heads(saved.row_sum[..., None])
 
 
 def own(problem: Problem, out: Array, *, shared: bool) -> Array:
     """The result in the caller's dtype; a copy if ``saved`` holds it too, since callers write ``out += x``."""
-    if problem.dtype != problem.compute:
+    if problem.dtype is not problem.compute and problem.dtype != problem.compute:
         return problem.xp.astype(out, problem.dtype)
     if not shared:
         return out
     # PyTorch's asarray warns where autograd is on; NumPy's takes a third of the time of astype
-    return np.asarray(out, copy=True) if problem.xp is np else problem.xp.astype(out, out.dtype)
+    return out.copy() if problem.xp is np else problem.xp.astype(out, out.dtype)
 
 
-def _back_to_bias(problem: Problem, dbias: Array | None) -> Array | None:
-    bias, xp = problem.options.bias, problem.xp
-    if dbias is None or bias is None:
-        return None
+def _back_to_bias(problem: Problem, bias: Array | LazyBias, dbias: Array) -> Array:
+    xp = problem.xp
     if isinstance(bias, LazyBias):  # what is summed there is summed before it is rounded
         return xp.astype(bias.gradient(xp.reshape(dbias, (-1, dbias.shape[-1])), xp), problem.dtype, copy=False)
     return xp.reshape(xp.astype(dbias, problem.dtype, copy=False), bias.shape)

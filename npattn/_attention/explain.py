@@ -108,7 +108,7 @@ class _Cell(dict[str, Any]):
 
     def _array(self, name: str) -> Array:
         for owner in (self.steps, self.backward, self.saved):
-            if owner is not None and name in owner._fields:
+            if hasattr(owner, name):
                 return getattr(owner, name)
         raise KeyError(name)
 

@@ -14,11 +14,10 @@ from npattn._arrays.checks import check_tangent
 from npattn._arrays.namespace import Array
 from npattn._arrays.trees import with_tree_repr
 from npattn._attention import formula
-from npattn._attention.attention import AttentionGrads, AttentionSaved, as_grads, own, saved_rows
+from npattn._attention.attention import AttentionGrads, AttentionSaved, as_grads, own
 from npattn._attention.biases import LazyBias
 from npattn._attention.jvp_passes import Cotangents, backward_jvp, jvp
 from npattn._attention.masks import Mask
-from npattn._attention.passes import Forward
 from npattn._attention.problem import Problem, aligned, check_cotangent, make_problem
 from npattn._attention.tiling import choose_sizes
 from npattn.layers.dropout import Dropout
@@ -326,7 +325,7 @@ def tangents_of_gradients(
     of_lse = (None if x is None else problem.with_heads(x[..., None]) for x in (dlse, tdlse))
     (dout, tdout), (dlse, tdlse) = of_out, of_lse
     grads, tout, tlse = backward_jvp(
-        problem, along, sizes, Forward(*saved_rows(saved), None), Cotangents(dout, dlse, tdout, tdlse)
+        problem, along, sizes, saved.tiling.done._replace(kept=None), Cotangents(dout, dlse, tdout, tdlse)
     )
     return as_grads(saved, grads), own(problem, problem.result(tout), shared=False), problem.result(tlse[..., 0])
 

@@ -85,21 +85,20 @@ def make_problem(
         raise TypeError(f"{op}: {'q' if q is None else 'k' if k is None else 'v'} must be an array, got None")
     lazy = isinstance(bias, LazyBias)
     arrays = {"q": q, "k": k, "v": v, "bias": bias.parameters if lazy else bias, "sinks": sinks}
-    xp, dtype = float_namespace(op, **arrays)
+    xp, dtype = float_namespace(op, arrays)
     if mask is not None:
         mask = as_mask(op, mask)
         array_namespace(op, q=q, **{f"mask ({n})": a for n, a in enumerate(mask.arrays())})
     layout = _layout(op, q.shape, k.shape, v.shape)
-    lead, heads, kv_heads, group, _, queries, keys, _, head_size = layout
-    rank = len(lead) + 3
-    if q.ndim != rank or k.ndim != rank or v.ndim != rank:
+    lead, heads, kv_heads, group, queries, keys, head_size = layout[:7]
+    if not layout.aligned:
         q, k, v = aligned(q, len(lead), xp), aligned(k, len(lead), xp), aligned(v, len(lead), xp)
     if layout.only_v_has_lead:  # the scores have all leading axes: what joins them later may be as large as v
         q = xp.broadcast_to(q, (*lead, heads, queries, head_size))
     return Problem(
         op,
         xp,
-        array_device(q),
+        None if xp is np else array_device(q),
         dtype,
         compute_dtype(dtype, xp=xp),
         lead,
@@ -108,11 +107,11 @@ def make_problem(
         layout.has_heads,
         queries,
         keys,
-        (*lead, kv_heads, group, queries, keys),
+        layout.whole,
         q,
         k,
         v,
-        _options(op, mask, bias, scale, softcap, sinks, dropout, (*lead, heads, queries, keys), head_size),
+        _options(op, mask, bias, scale, softcap, sinks, dropout, layout.pairs, head_size),
         mask is None and bias is None and keys > 0,
     )
 
@@ -124,11 +123,14 @@ class _Layout(NamedTuple):
     heads: int
     kv_heads: int
     group: int
-    has_heads: bool
     queries: int
     keys: int
-    only_v_has_lead: bool  # v has leading axes that q and k have not
     head_size: int
+    has_heads: bool
+    aligned: bool  # all have the leading axes and a head axis
+    only_v_has_lead: bool  # v has leading axes that q and k have not
+    whole: tuple[int, ...]  # (..., K, G, T, S)
+    pairs: tuple[int, ...]  # (..., H, T, S)
 
 
 @functools.lru_cache(maxsize=1024)  # a tiny problem's shapes take longer to check than to look up
@@ -143,17 +145,20 @@ def _layout(op: str, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...])
     if v[-2] != keys:
         shape_error(op, "v", f"(..., S, E) with S = {keys} as k has", v)
     heads, kv_heads = _heads(op, q, k, v)
-    lead = _lead(op, q, k, v)
+    lead, group = _lead(op, q, k, v), heads // kv_heads if kv_heads else 1
     return _Layout(
         lead,
         heads,
         kv_heads,
-        heads // kv_heads if kv_heads else 1,
-        max(len(q), len(k), len(v)) > 2,
+        group,
         queries,
         keys,
-        lead != _lead(op, q, k),
         head_size,
+        has_heads=max(len(q), len(k), len(v)) > 2,
+        aligned=len(q) == len(k) == len(v) == len(lead) + 3,
+        only_v_has_lead=lead != _lead(op, q, k),
+        whole=(*lead, kv_heads, group, queries, keys),
+        pairs=(*lead, heads, queries, keys),
     )
 
 
@@ -165,6 +170,8 @@ def _options(
         scale = 1 / math.sqrt(head_size) if head_size else 1.0
     else:
         scale = host_float(op, "scale", scale)
+    if mask is bias is softcap is sinks is dropout is None:
+        return Options(None, None, scale, None, None, None)
     if softcap is not None:
         softcap = host_float(op, "softcap", softcap, positive=True)
     if mask is not None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from npattn._arrays.namespace import Array
 from npattn._attention import explain, formula
-from npattn._attention.attention import AttentionSaved, attention_backward, saved_rows
+from npattn._attention.attention import AttentionSaved, attention_backward
 from npattn._attention.ops import Fresh, Hidden
 from npattn._attention.place import Place
 from npattn._attention.problem import Problem
@@ -225,7 +225,7 @@ class _Whole:
         mixed = [] if options.mask is None else [unit.keys]
         self.hidden: list[Hidden] = hidden_pairs(problem, unit, mixed, bias)
         self.factors = dropout_factors(problem, unit)
-        self.row_max, self.row_sum = (unit_rows(problem, unit, x) for x in saved_rows(saved)[1:])
+        self.row_max, self.row_sum = (unit_rows(problem, unit, x) for x in saved.tiling.done[1:3])
 
     def hidden_scores(self) -> Array:
         return self.ops.hide(self.biased, self.hidden, -float("inf"))

@@ -89,7 +89,12 @@ def make_ops(problem: Problem, sizes: Sizes) -> Ops:
     """The kind of operations that the problem's library takes."""
     if not sizes.plain:
         return Scratch(problem.xp, problem.compute, sizes.apart)
-    return (FreshNumPy if problem.xp is np else Fresh)(problem.xp, problem.compute)
+    return _fresh_numpy(problem.compute) if problem.xp is np else Fresh(problem.xp, problem.compute)
+
+
+@functools.cache
+def _fresh_numpy(dtype: Any) -> Ops:
+    return FreshNumPy(np, dtype)
 
 
 def cut_units(problem: Problem, sizes: Sizes) -> list[list[Place]]:
@@ -110,8 +115,8 @@ def cut_units(problem: Problem, sizes: Sizes) -> list[list[Place]]:
 
 
 def is_one_unit(problem: Problem) -> bool:
-    """Whether ``cut_units`` with sizes that know no limit finds one unit."""
-    return 0 not in problem.whole[:-1] and (problem.group == 1 or not _heads_may_differ(problem))
+    """Whether ``cut_units`` with sizes that know no limit finds one unit, and keys for it."""
+    return 0 not in problem.whole and (problem.group == 1 or not _heads_may_differ(problem))
 
 
 def _heads_may_differ(problem: Problem) -> bool:
@@ -260,6 +265,10 @@ def unit_tiles(problem: Problem, unit: Place, sizes: Sizes, ops: Ops) -> Iterabl
 
 def whole_tile(problem: Problem, unit: Place, ops: Ops) -> Tile:
     """A unit's only tile, of all keys; what the mask leaves of them is not looked for."""
+    options = problem.options
+    if unit.complete and options.mask is options.bias is options.dropout is None:
+        terms = _BARE if options.softcap is None else Terms(options.softcap)
+        return Tile(unit, ops.load(problem.k, "k"), ops.load(problem.v, "v"), terms)
     return make_tile(problem, unit, [] if problem.options.mask is None else [unit.keys], ops, trimmed=False)
 
 

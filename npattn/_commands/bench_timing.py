@@ -17,7 +17,7 @@ from npattn.testing.libraries import to_numpy
 TOLERANCES = {"float64": 3e-14, "float32": 3e-5, "float16": 1e-2, "bfloat16": 5e-2}
 
 SAMPLE = 0.005  # seconds: a shorter call is repeated within a sample
-WARM = 0.05  # seconds: a shorter call is made once, untimed, before each sample
+WARM = 0.05  # seconds: before each sample of a shorter call, it is made untimed, once or for a millisecond
 LOOK, QUIET, PATIENCE = 0.005, 0.001, 0.3  # seconds: how often to look for threads that spin, what is none, how long to wait
 LONG = 2.0  # seconds: with a longer round, three must do
 MOST = 100  # repetitions
@@ -83,27 +83,39 @@ def interleave(
     gc.collect()
     gc.disable()
     try:
-        started, guess = time.perf_counter(), {}
+        round_time, guess = 0.0, {}
         for name, call in calls.items():
+            started = time.perf_counter()
             settle()
-            guess[name] = _timed(call, 1, synchronize)
-        counts = {name: max(math.ceil(SAMPLE / max(estimate, 1e-9)), 1) for name, estimate in guess.items()}
-        round_time = time.perf_counter() - started
-        round_time += sum(estimate * (counts[name] - 1 + (estimate < WARM)) for name, estimate in guess.items())
+            round_time += time.perf_counter() - started
+            guess[name] = _estimate(call, synchronize)
+        counts = {name: max(math.ceil(SAMPLE / estimate), 1) for name, estimate in guess.items()}
+        warm = {name: max(math.ceil(0.001 / estimate), 1) if estimate < WARM else 0 for name, estimate in guess.items()}
+        round_time += sum(estimate * (counts[name] + warm[name]) for name, estimate in guess.items())
         rounds = repeat or max(min(int(seconds / round_time), MOST), min(least, 3) if round_time > LONG else least)
         samples: dict[str, list[float]] = {name: [] for name in calls}
         names = list(calls)
         for done in range(rounds):
             for name in names:
                 settle()
-                if guess[name] < WARM:
-                    _timed(calls[name], 1, synchronize)
+                if warm[name]:
+                    _timed(calls[name], warm[name], synchronize)
                 samples[name].append(_timed(calls[name], counts[name], synchronize))
             names = [*names[1:], names[0]]  # nobody always comes after the same one
             tick((done + 1) / rounds)
     finally:
         gc.enable()
     return samples
+
+
+def _estimate(call: Call, synchronize: Callable[[], None]) -> float:
+    """About how long a call takes: the first ones of a short call take several times as long."""
+    count = 1
+    while True:
+        each = max(_timed(call, count, synchronize), 1e-9)
+        if each * count >= SAMPLE / 2 or count >= 1 << 20:
+            return each
+        count = max(math.ceil(SAMPLE / each), 2 * count)
 
 
 def settle() -> None:

@@ -12,7 +12,6 @@ from npattn.testing.inputs import bias_with
 from npattn.testing.libraries import Library
 from npattn.testing.problems import AttentionProblem
 
-
 row_max = Fresh.row_max
 
 

@@ -87,7 +87,7 @@ def test_without_a_mask_every_pair_once(computed):
 
 
 def kept_bytes(saved):
-    return sum(p.nbytes for unit in saved.tiling.kept or () for p, _ in unit)
+    return sum(p.nbytes for unit in saved.tiling.done.kept or () for p, _ in unit)
 
 
 @pytest.mark.parametrize(("room", "kept"), [("8", True), ("7", False), ("0", False)])

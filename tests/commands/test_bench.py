@@ -455,9 +455,9 @@ def test_interleaving(monkeypatch):
 
 def test_short_calls_are_repeated(monkeypatch):
     clock = Clock(monkeypatch)
-    samples, _ = measure({"a": clock.call("a", 1e-4), "b": clock.call("b", 0.04)}, repeat=1)
-    assert samples == {"a": pytest.approx([1e-4]), "b": pytest.approx([0.04])}
-    assert "".join(clock.log) == "ab" + 51 * "a" + 2 * "b"
+    samples, _ = measure({"a": clock.call("a", 1.2e-4), "b": clock.call("b", 0.04)}, repeat=1)
+    assert samples == {"a": pytest.approx([1.2e-4]), "b": pytest.approx([0.04])}
+    assert "".join(clock.log) == 43 * "a" + "b" + 51 * "a" + 2 * "b"
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.05, 27), (0.8, 5), (2.5, 3), (1e-6, 100)])
