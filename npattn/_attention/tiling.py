@@ -28,7 +28,9 @@ from npattn._attention.problem import Problem
 SMALL_PRODUCT = 1 << 15  # multiplications of a matrix product that no BLAS gives to several threads
 SMALL_PROBLEM = 1 << 21  # multiplications of a problem that is done before a second thread has woken up
 SMALL_PAIRS = 1 << 13  # a problem with fewer pairs is one tile of new arrays: looking for what could be skipped costs more
-KEEP_MIB = 160  # numerators up to this size are kept for backward
+TILE_BYTES = 1 << 21  # of a tile's matrix, at most
+FEW_PAIRS = 1 << 16  # a problem of so few pairs is not worth a second thread
+KEEP_MIB = 256  # numerators up to this size are kept for backward
 GAP = 32  # a masked run of keys shorter than this is hidden inside a tile rather than cut out
 
 
@@ -64,11 +66,15 @@ def choose_sizes(problem: Problem) -> Sizes:
     if sizes is not None:
         return sizes
     if problem.xp is np:
-        if math.prod(problem.whole) <= SMALL_PAIRS:
+        every = math.prod(problem.whole)
+        if every <= SMALL_PAIRS:
             return ONE_TILE
-        # few rows follow the edge of a mask more closely; many rows make faster products
-        rows = 512 if problem.options.mask is None else 256
-        return Sizes(rows=rows, keys=1024, pairs=1 << 18, plain=False, keep=_room_to_keep(problem))
+        # few large tiles: between two operations a thread waits for Python's lock; but enough of them for several threads
+        pairs = min(TILE_BYTES // problem.compute.itemsize, max(every // 4, FEW_PAIRS))
+        # few rows follow the edge of a mask more closely; whole rows need no merging; else many rows make faster products
+        rows = 512 if problem.options.mask is None and problem.keys * 512 <= pairs else 256
+        keys = pairs // min(rows, max(problem.group * problem.queries, 1))
+        return Sizes(rows=rows, keys=keys, pairs=pairs, plain=False, keep=_room_to_keep(problem))
     heads = max(math.prod(problem.lead) * problem.kv_heads, 1)
     keys = 1 << 14
     rows = max((1 << 24) // (heads * min(max(problem.keys, 1), keys)), 1)

@@ -312,6 +312,7 @@ def test_other_libraries_compute_the_same(case, name):
         assert_close([to_numpy(x) for x in got], mine, 1e-12)
 
 
+@pytest.mark.night
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in AGAINST_AUTODIFF], ids=repr)
 def test_tangents_agree_with_autodiff_of_forward_and_backward(case):
