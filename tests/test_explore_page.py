@@ -29,7 +29,7 @@ from npattn.testing.problems import attention_problem
 from tests.browser import open_browser, set_screen
 from tests.test_explore import EXPLAINED, HOSTILE, PROBLEMS, steps_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.night]
 
 WORDS = ["The", "cat", "sat", "because", "it", "was", "tired"]
 

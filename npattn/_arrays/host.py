@@ -34,7 +34,8 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
         array = array.detach().cpu()
         array = (array.float() if dtype_name(array.dtype) == "bfloat16" else array).numpy()
     elif library == "array_api_strict":
-        array = np.from_dlpack(array)  # from any of its devices
+        # from any of its devices; a copy, since NumPy 2.0 hands out nothing that is read-only
+        array = np.from_dlpack(array.__array_namespace__().asarray(array, copy=True))
     elif dtype_name(array.dtype) == "bfloat16":
         array = array.astype("float32")
     return np.array(array)

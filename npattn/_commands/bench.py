@@ -32,7 +32,9 @@ QUICK_SECONDS, QUICK_LEAST = 0.25, 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--case", metavar="PATTERN", help="only cases with such a name, as causal*float64")
+    parser.add_argument(
+        "--case", action="append", metavar="PATTERN", help="only cases with such a name, as causal*float64; may be given again"
+    )
     parser.add_argument("--quick", action="store_true", help="a few cases, in under 20 seconds")
     parser.add_argument("--repeat", type=_positive, metavar="N", help="measure everything N times, not as often as time allows")
     parser.add_argument("--threads", type=_positive, metavar="N", help="of npattn, NumPy's BLAS and PyTorch (default: all CPUs)")
@@ -47,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; the exit status."""
     with contextlib.ExitStack() as stack:
         try:
-            cases: list[AnyCase] = select((*CASES, *TRAININGS), options.case, quick=options.quick, dtype=options.dtype)
+            cases: list[AnyCase] = select((*CASES, *TRAININGS), *options.case or (), quick=options.quick, dtype=options.dtype)
             backend = open_backend(options.backend)
             for dtype in dict.fromkeys(case.dtype for case in cases):
                 backend.dtype(dtype)

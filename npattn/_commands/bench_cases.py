@@ -111,19 +111,20 @@ CASES = (
 QUICK = ("full-256-float32", "causal-1024-float32", "decode-1x4096-float32", "tiny-8-float32")
 
 
-def select(every: Sequence[Any], pattern: str | None = None, *, quick: bool = False, dtype: str | None = None) -> list[Any]:
-    """The cases whose names have something that matches a shell pattern, all of them in one dtype if it is given.
+def select(every: Sequence[Any], *patterns: str, quick: bool = False, dtype: str | None = None) -> list[Any]:
+    """The cases whose names have something that matches one of the shell patterns, all of them in one dtype if it is given.
 
     Raises
     ------
     ValueError
-        If no name does.
+        If no name matches one of them.
     """
     cases: Iterable[Any] = (case for case in every if not quick or case.name in QUICK)
     if dtype is not None:
         cases = dict.fromkeys(case._replace(dtype=dtype) for case in cases)
     cases = list(cases)
-    found = [case for case in cases if pattern is None or fnmatch.fnmatchcase(case.name, f"*{pattern}*")]
-    if not found:
-        raise ValueError(f"no case matches {pattern!r}; the cases are {', '.join(case.name for case in cases)}")
-    return found
+    found = {pattern: [case for case in cases if fnmatch.fnmatchcase(case.name, f"*{pattern}*")] for pattern in patterns or ("",)}
+    for pattern, matching in found.items():
+        if not matching:
+            raise ValueError(f"no case matches {pattern!r}; the cases are {', '.join(case.name for case in cases)}")
+    return [case for case in cases if any(case in matching for matching in found.values())]

@@ -73,7 +73,7 @@ def test_extreme_numbers(name):
 
 
 @every_law
-@pytest.mark.parametrize("path", ["scratch", "plain"])
+@pytest.mark.parametrize("path", ["scratch", pytest.param("plain", marks=pytest.mark.night)])
 @pytest.mark.slow
 def test_blocks_of_keys(path, name):
     """Long enough for masks to be looked at in blocks, and for runs of keys that nobody sees to be cut out."""

@@ -144,6 +144,7 @@ def test_threads_are_those_asked_for_and_put_back():
     ("arguments", "message"),
     [
         (["--case", "nothing"], "no case matches 'nothing'; the cases are full-256-float32, "),
+        (["--case", "tiny", "--case", "nothing"], "no case matches 'nothing'; the cases are full-256-float32, "),
         (["--dtype", "bfloat16"], "NumPy has no bfloat16"),
         (["--json", "missing/figures.json"], "cannot write missing/figures.json: No such file"),
         (["--json", "."], "cannot write .: it is a directory"),
@@ -300,6 +301,7 @@ def test_select():
     assert select(CASES) == list(CASES)
     assert [case.name for case in select(CASES, "causal*float64")] == ["causal-1024-float64"]
     assert [case.name for case in select(CASES, quick=True)] == sorted(QUICK, key=[case.name for case in CASES].index)
+    assert [case.name for case in select(CASES, "tiny", "causal*float64")] == ["causal-1024-float64", "tiny-8-float32"]
     doubles = select(CASES, "1024", dtype="float64")
     assert {case.dtype for case in doubles} == {"float64"}
     assert len({case.name for case in doubles}) == len(doubles)
