@@ -107,12 +107,9 @@ def _forward_whole(problem: Problem, *, keep: bool) -> Forward:
         if options.sinks is not None:
             made_with = part.row_max
             part = formula.add_sink(part, sink_rows(problem, unit), problem.xp)
-        rows = (
-            formula.normalised(part, problem.xp, every_row_sees=problem.every_row_sees),
-            part.row_max,
-            part.row_sum,
-        )
-        if problem.group > 1 or rows[0].shape[:-3] != problem.lead:
+        out = formula.normalised(part, problem.xp, every_row_sees=problem.every_row_sees)
+        rows = (out, part.row_max, part.row_sum)
+        if problem.group > 1 or out.shape[:-3] != problem.lead:
             rows = tuple(_whole_rows(problem, x) for x in rows)
     return Forward(*rows, (((p, made_with),),) if keep else None)
 

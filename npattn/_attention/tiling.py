@@ -70,10 +70,11 @@ def choose_sizes(problem: Problem) -> Sizes:
         if every <= SMALL_PAIRS:
             return ONE_TILE
         # few large tiles: between two operations a thread waits for Python's lock; but enough of them for several threads
-        pairs = min(TILE_BYTES // problem.compute.itemsize, max(every // 4, FEW_PAIRS))
+        most = TILE_BYTES // problem.compute.itemsize
+        pairs = min(most, max(every // 4, FEW_PAIRS))
         # few rows follow the edge of a mask more closely; whole rows need no merging; else many rows make faster products
         rows = 512 if problem.options.mask is None and problem.keys * 512 <= pairs else 256
-        keys = pairs // min(rows, max(problem.group * problem.queries, 1))
+        keys = most // min(rows, max(problem.group * problem.queries, 1))
         return Sizes(rows=rows, keys=keys, pairs=pairs, plain=False, keep=_room_to_keep(problem))
     heads = max(math.prod(problem.lead) * problem.kv_heads, 1)
     keys = 1 << 14
