@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell script; there are tests of interrupts
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if (path := config.getoption("--note-passed")) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_NotePassed(Path(path)))
 

@@ -233,7 +233,7 @@ def attention_backward(dout: Array, saved: AttentionSaved, /, *, dlse: Array | N
     Dao et al.: FlashAttention (2022), appendix B.
     """
     problem, sizes, done = saved.tiling
-    if type(dout) is not np.ndarray or dout.shape != saved.out.shape or dout.dtype is not problem.dtype:
+    if not type(dout) is type(saved.out) is np.ndarray or dout.shape != saved.out.shape or dout.dtype is not problem.dtype:
         check_cotangent(problem, "dout", dout, problem.v.shape[-1])
     if dlse is not None:
         check_cotangent(problem, "dlse", dlse, lifted=True)
