@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from npattn import attention_backward, attention_forward, causal_mask
+from npattn import Dropout, attention_backward, attention_forward, causal_mask
 from npattn.testing.candidates import npattn_candidate
 from npattn.testing.gradients import check_backward
 from npattn.testing.law import agree
 from npattn.testing.laws import gradients_are_derivatives, is_what_the_loops_say
 from npattn.testing.libraries import Unavailable, asarray, open_library
 from npattn.testing.parts import whole
-from npattn.testing.problems import EXTREMES, attention_problem
+from npattn.testing.problems import EXTREMES, Alibi, attention_problem
 from npattn.testing.scales import attention_scales, autodiff_bound
 from npattn.testing.strategies import attention_problems
 from tests.attention.autodiff import autodiff_candidate
@@ -51,7 +51,26 @@ def test_finite_differences_of_many(problem):
     gradients_are_derivatives(OURS, problem)
 
 
+@given(problem=attention_problems(masks=[], bias=[], softcap=False, sinks=False, grouped=False))
+def test_finite_differences_of_a_bare_problem(problem):
+    """One small tile where nothing is hidden has a shorter way."""
+    gradients_are_derivatives(OURS, problem)
+
+
+# here the derivatives of all keys would meet at the largest score and cancel, but for a rounding that is larger than dq
+CANCELLING = attention_problem(
+    (3, 6, 8, 1),
+    (3, 2, 2, 1),
+    (3, 2, 2, 1),
+    values="integers",
+    bias=Alibi(heads=1, offset=0),
+    sinks=True,
+    dropout=Dropout(rate=0.5, seed=0),
+)
+
+
 @given(problem=attention_problems())
+@example(problem=CANCELLING)
 @settings(max_examples=60)
 def test_pytorch_differentiates_our_forward(problem):
     agrees_with_autodiff(autodiff_candidate(library_or_skip("torch")), problem)
