@@ -22,7 +22,6 @@ from npattn._attention.tiling import (
     at_live_keys,
     cut_units,
     key_part,
-    make_ops,
     run,
     unit_bias,
     unit_rows,
@@ -78,9 +77,7 @@ def jvp(problem: Problem, along: Problem, sizes: Sizes) -> Jvp:
     value_size = problem.v.shape[-1]
     stores = [make_rows(problem, n, plain=sizes.plain) for n in (value_size, 1, 1, value_size, 1)]
 
-    def worker(check: Callable[[], None]) -> Callable[[int], None]:
-        ops = make_ops(problem, sizes)
-
+    def worker(ops: Ops, check: Callable[[], None]) -> Callable[[int], None]:
         def work(index: int) -> None:
             with np.errstate(all="ignore"):
                 for store, rows in zip(stores, _jvp_unit(problem, along, sizes, units[index], ops, check), strict=True):

@@ -203,6 +203,12 @@ class _Band(Mask):
     def is_tight(self) -> bool:
         return self.offset is None or (isinstance(self.offset, np.ndarray) and self.offset.ndim == 0)
 
+    def shows_every_query(self, T: int, S: int) -> bool:
+        if not self.is_tight():
+            return False
+        first = S - T if self.offset is None else int(self.offset)  # the key at the first query's position
+        return (self.right is None or first + self.right >= 0) and (self.left is None or first + T - 1 - self.left < S)
+
     def arrays(self) -> Iterator[Array]:
         return _device_arrays(self.offset)
 
@@ -234,6 +240,10 @@ class _Lengths(Mask):
             if place.queries.stop > int(parts[1].min()):
                 least = 0
         return nested_runs(place.keys, some=(0, most), every=(0, least))
+
+    def shows_every_query(self, T: int, S: int) -> bool:
+        needed = ((self.keys, 1), (self.queries, T))
+        return all(x is None or (isinstance(x, np.ndarray) and bool((x >= least).all())) for x, least in needed)
 
     def visible(self, place: Place, xp: Namespace, device: Any) -> Array:
         keys = place.key_positions(xp, device, xp.int32) < _batch_pairs(place.per_batch(self.keys), xp, device)

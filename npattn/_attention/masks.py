@@ -193,6 +193,10 @@ class Mask:
         """Whether every key of the runs that are not NONE is known to be seen by one of the queries, in every batch entry."""
         return False
 
+    def shows_every_query(self, T: int, S: int) -> bool:
+        """Whether every one of T queries is known to see one of S > 0 keys, in every batch entry."""
+        return False
+
     def visible(self, place: Place, xp: Namespace, device: Any) -> Array:
         """The pairs of ``place``, boolean, broadcasting to (..., K, G, T, S)."""
         raise NotImplementedError

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from npattn._arrays.namespace import Array, Namespace
+from npattn._attention.memory import MarkedMemory, Memory, new_memory
 
 
 class Hidden(NamedTuple):
@@ -157,13 +158,14 @@ class FreshNumPy(Fresh):
 
 
 class Scratch:
-    """Results into buffers that are used again; one object a thread and call."""
+    """Results into buffers that are used again; one object a thread and call. The next call gets its ``memory``."""
 
-    def __init__(self, xp: Namespace, dtype: Any, apart: int) -> None:
+    def __init__(self, xp: Namespace, dtype: Any, apart: int, memory: Memory) -> None:
         self.xp = xp
         self.dtype = dtype
         self.apart = apart
         self.itemsize = np.dtype(dtype).itemsize
+        self.memory = memory
         self.buffers: dict[str, Array] = {}
 
     def lend(self, name: str, memory: Array | None) -> None:
@@ -179,9 +181,18 @@ class Scratch:
             size *= n
         buffer = self.buffers.get(name)
         if buffer is None or buffer.size < size:
-            self.lend(name, new_memory(size, self.dtype, self.xp))
+            self.lend(name, self.own_memory(name, size))
             buffer = self.buffers[name]
         return buffer[:size].reshape(shape)
+
+    def own_memory(self, name: str, size: int) -> Array:
+        """Memory for at least ``size`` elements: what another call has left, if that is enough."""
+        if self.xp is not np:
+            return new_memory(size, self.dtype, self.xp)  # CuPy has a pool of its own
+        memory = self.memory.get(name)
+        if memory is None or memory.size < size * self.itemsize:
+            self.memory[name] = memory = new_memory(size * self.itemsize, np.uint8, np)
+        return memory[: memory.size // self.itemsize * self.itemsize].view(self.dtype)
 
     def take_pairs(self, name: str, shape: tuple[int, ...]) -> Array:
         """A buffer for a tile's matrix, with space after rows that would be a multiple of ``apart`` bytes long.
@@ -269,18 +280,9 @@ def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(n if m == 1 else m for m, n in zip(a, b, strict=True))
 
 
-def new_memory(size: int, dtype: Any, xp: Namespace) -> Array:
-    """Memory for a Scratch, with anything in it. Parts of it can be lent."""
-    return _Memory(size, dtype) if xp is np else xp.empty(size, dtype=dtype)
-
-
-class _Memory(np.ndarray[Any, Any]):
-    """Marks memory of a Scratch, so that a view of it is known from a view of a caller's array."""
-
-
 def _to_the_end(a: Any) -> Any:
     """A matrix of a Scratch with the space after its rows, which may hold anything; other arrays and numbers as they are."""
-    if not isinstance(getattr(getattr(a, "base", None), "base", None), _Memory):
+    if not isinstance(getattr(getattr(a, "base", None), "base", None), MarkedMemory):
         return a
     width = a.strides[-2] // a.itemsize
     if width == a.shape[-1] or a.size == 0:

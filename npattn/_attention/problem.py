@@ -50,7 +50,7 @@ class Problem(NamedTuple):
     k: Array  # (..., K, S, D)
     v: Array  # (..., K, S, E)
     options: Options
-    every_row_sees: bool  # nothing can hide a key
+    every_row_sees: bool  # no row can be without a key
 
     def out_shape(self, *last: int) -> tuple[int, ...]:
         """The caller's shape of a result: (..., H, T, E), (..., H, T), without the head axis if no input has one."""
@@ -112,7 +112,7 @@ def make_problem(
         k,
         v,
         _options(op, mask, bias, scale, softcap, sinks, dropout, layout.pairs, head_size),
-        mask is None and bias is None and keys > 0,
+        bias is None and keys > 0 and (mask is None or mask.shows_every_query(queries, keys)),
     )
 
 

@@ -11,9 +11,9 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,15 +21,16 @@ from npattn._arrays import threads
 from npattn._arrays.namespace import Array, Namespace, library_name
 from npattn._attention.biases import LazyBias
 from npattn._attention.formula import Terms, TileGrads
+from npattn._attention.memory import lent_memory
 from npattn._attention.ops import Fresh, FreshNumPy, Hidden, Ops, Scratch
 from npattn._attention.place import ALL, NONE, Place, Run
 from npattn._attention.problem import Problem
 
 SMALL_PRODUCT = 1 << 15  # multiplications of a matrix product that no BLAS gives to several threads
 SMALL_PROBLEM = 1 << 21  # multiplications of a problem that is done before a second thread has woken up
-SMALL_PAIRS = 1 << 13  # a problem with fewer pairs is one tile of new arrays: looking for what could be skipped costs more
+SMALL_PAIRS = 1 << 13  # of a problem with a mask that is one tile all the same: looking for what could be skipped costs more
 TILE_BYTES = 1 << 21  # of a tile's matrix, at most
-FEW_PAIRS = 1 << 16  # a problem of so few pairs is not worth a second thread
+FEW_PAIRS = 1 << 16  # a problem of so few pairs is not worth a second thread; without a mask it is one tile of new arrays
 KEEP_MIB = 256  # numerators up to this size are kept for backward
 GAP = 32  # a masked run of keys shorter than this is hidden inside a tile rather than cut out
 
@@ -67,13 +68,16 @@ def choose_sizes(problem: Problem) -> Sizes:
         return sizes
     if problem.xp is np:
         every = math.prod(problem.whole)
-        if every <= SMALL_PAIRS:
+        if every <= (FEW_PAIRS if problem.options.mask is None else SMALL_PAIRS):
             return ONE_TILE
         # few large tiles: between two operations a thread waits for Python's lock; but enough of them for several threads
         most = TILE_BYTES // problem.compute.itemsize
         pairs = min(most, max(every // 4, FEW_PAIRS))
         # few rows follow the edge of a mask more closely; whole rows need no merging; else many rows make faster products
-        rows = 512 if problem.options.mask is None and problem.keys * 512 <= pairs else 256
+        if problem.options.mask is None:
+            rows = 512 if problem.keys * 512 <= pairs else 256
+        else:
+            rows = 256 if problem.queries > 256 else 128
         keys = most // min(rows, max(problem.group * problem.queries, 1))
         return Sizes(rows=rows, keys=keys, pairs=pairs, plain=False, keep=_room_to_keep(problem))
     heads = max(math.prod(problem.lead) * problem.kv_heads, 1)
@@ -92,10 +96,8 @@ def _room_to_keep(problem: Problem) -> bool:
     return size <= room << 20
 
 
-def make_ops(problem: Problem, sizes: Sizes) -> Ops:
-    """The kind of operations that the problem's library takes."""
-    if not sizes.plain:
-        return Scratch(problem.xp, problem.compute, sizes.apart)
+def plain_ops(problem: Problem) -> Ops:
+    """The operations that return new arrays, of the problem's library."""
     return _fresh_numpy(problem.compute) if problem.xp is np else Fresh(problem.xp, problem.compute)
 
 
@@ -185,23 +187,34 @@ def _stretches(runs: list[Run]) -> list[tuple[int, int]]:
     return found
 
 
-def run(problem: Problem, sizes: Sizes, worker: threads.Worker[Any], jobs: Sequence[Any]) -> None:
-    """Do the jobs: on NumPy side by side with BLAS held to one thread, unless the problem is too small for either."""
-    if problem.xp is not np:
-        work = worker(lambda: None)
-        for job in jobs:
-            work(job)
-        return
-    if sizes is ONE_TILE:
-        threads.run(worker, jobs, threads=1)
-        return
+Worker: TypeAlias = Callable[[Ops, Callable[[], None]], Callable[[Any], None]]
+
+
+def run(problem: Problem, sizes: Sizes, worker: Worker, jobs: Sequence[Any]) -> None:
+    """Do the jobs: on NumPy side by side with BLAS held to one thread, unless the problem is too small for either.
+
+    Every thread calls ``worker(ops, check)`` once, see `npattn._arrays.threads.run`.
+    """
     size = max(problem.q.shape[-1], problem.v.shape[-1], 1)
-    pairs = math.prod(problem.whole)
-    if min(pairs, sizes.rows * sizes.keys) * size < SMALL_PRODUCT:
-        threads.run(worker, jobs, threads=1)
-        return
-    with threads.one_blas_thread():
-        threads.run(worker, jobs, threads=threads.get_num_threads() if pairs * size >= SMALL_PROBLEM else 1)
+    large = problem.xp is np and sizes is not ONE_TILE and math.prod(problem.whole) * size >= SMALL_PROBLEM
+    count = max(min(threads.get_num_threads(), len(jobs)), 1) if large else 1
+    with one_blas_thread(problem, sizes.rows), lent_memory(count) as memories:
+
+        def begin(check: Callable[[], None]) -> Callable[[Any], None]:
+            if sizes.plain:
+                return worker(plain_ops(problem), check)
+            return worker(Scratch(problem.xp, problem.compute, sizes.apart, memories.pop()), check)
+
+        threads.run(begin, jobs, threads=count)
+
+
+def one_blas_thread(problem: Problem, rows: int) -> contextlib.AbstractContextManager[None]:
+    """BLAS held to one thread if a product of so many rows is one that it could give to several."""
+    rows = min(rows, problem.group * problem.queries)
+    size = max(problem.q.shape[-1], problem.v.shape[-1], 1)
+    if problem.xp is not np or rows * problem.keys * size < SMALL_PRODUCT:
+        return contextlib.nullcontext()
+    return threads.one_blas_thread()
 
 
 _BARE = Terms()

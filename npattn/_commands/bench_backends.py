@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from npattn._arrays.namespace import Array, Namespace
+from npattn._attention.memory import drop_spare_memory
 from npattn.testing.libraries import Unavailable, open_library
 
 Call = Callable[[], tuple[Array, ...]]  # one run of a pass: (out,) or (out, dq, dk, dv)
@@ -58,6 +59,7 @@ class NumPyBackend:
         """Nothing runs behind the caller's back."""
 
     def extra_memory(self, call: Call) -> int:
+        drop_spare_memory()
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]

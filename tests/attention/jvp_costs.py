@@ -30,6 +30,7 @@ from npattn import (
 )
 from npattn._arrays.trees import tree_leaves
 from npattn._attention.jvp_passes import FEWEST_ROWS, WHOLE_ROWS
+from npattn._attention.memory import drop_spare_memory
 from npattn._commands.bench_backends import open_backend
 from npattn._commands.bench_cases import BOTH, Case, Inputs
 from npattn._commands.bench_products import prepare_products
@@ -64,6 +65,7 @@ def products_of_backward_jvp(T: int) -> int:
 
 def memory(call: Callable[[], Any]) -> int:
     """The most bytes that a call holds beyond inputs and results."""
+    drop_spare_memory()
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]

@@ -25,6 +25,7 @@ from npattn import (
     set_num_threads,
 )
 from npattn._arrays.namespace import array_device, dtype_name
+from npattn._attention.memory import drop_spare_memory
 from npattn._attention.tiling import forced
 from npattn.testing.inputs import bias_with
 from npattn.testing.layouts import LAYOUTS, laid_out
@@ -320,6 +321,7 @@ def test_the_same_bits_from_any_number_of_threads(kind):
 def extra_memory(f):
     """What a call has at most, beside what it returns."""
     f()
+    drop_spare_memory()
     tracemalloc.start()
     results = f()
     peak = tracemalloc.get_traced_memory()[1]

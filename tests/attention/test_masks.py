@@ -183,24 +183,47 @@ def test_runs_cover_the_keys_and_say_what_is_so(case, data):
         assert run.state != NONE or not pairs.any(), run
 
 
+@st.composite
+def bands_and_lengths(draw: st.DrawFn, T: int, S: int) -> Mask:
+    """Masks that numbers describe: of them everything can be known without a look at pairs."""
+    offset, left, right = (
+        draw(st.integers(-T - 2, S + 2)),
+        draw(st.none() | st.integers(0, S)),
+        draw(st.none() | st.integers(0, S)),
+    )
+    masks = [
+        causal_mask(offset),
+        causal_mask_end(),
+        window_mask(left, right, offset),
+        length_mask(draw(st.integers(0, S))),
+        length_mask(offset, draw(st.integers(0, T))),
+    ]
+    return draw(st.sampled_from(masks))
+
+
 @given(st.data())
 def test_runs_of_bands_and_lengths_are_as_sharp_as_can_be(data):
     """Key by key: whatever could be skipped, or taken without a look, is."""
     T, S = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 60))
-    offset, left = data.draw(st.integers(-T, S)), data.draw(st.none() | st.integers(0, S))
-    masks = [
-        causal_mask(offset),
-        causal_mask_end(),
-        window_mask(left, data.draw(st.integers(0, S)), offset),
-        length_mask(data.draw(st.integers(0, S))),
-        length_mask(offset, data.draw(st.integers(0, T))),
-    ]
-    mask = data.draw(st.sampled_from(masks))
+    mask = data.draw(bands_and_lengths(T, S))
     place = data.draw(places((1, T, S)))
     for run in mask.runs(place):
         pairs = inside(mask.to_array(T, S)[None], place._replace(keys=slice(run.start, run.stop)))[0, 0]
         state = np.where(pairs.all(axis=0), ALL, np.where(pairs.any(axis=0), MIXED, NONE))
         assert (state == run.state).all(), (mask, run, state)
+
+
+@given(cases())
+def test_queries_said_to_see_a_key_do(case):
+    mask, truth = case
+    assert truth.any(axis=-1).all() or not mask.shows_every_query(*truth.shape[-2:])
+
+
+@given(st.data())
+def test_bands_and_lengths_know_whether_every_query_sees_a_key(data):
+    T, S = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
+    mask = data.draw(bands_and_lengths(T, S))
+    assert mask.shows_every_query(T, S) == mask.to_array(T, S).any(axis=-1).all()
 
 
 def test_runs_worth_having():

@@ -19,6 +19,7 @@ from npattn import (
     window_mask,
 )
 from npattn._attention import formula, tiling
+from npattn._attention.memory import drop_spare_memory
 
 SIDE = 2048
 SEGMENTS = np.repeat(np.arange(8), SIDE // 8)
@@ -119,6 +120,7 @@ def test_a_variable_that_is_no_number(monkeypatch, room):
 
 
 def peak_mib(work):
+    drop_spare_memory()
     tracemalloc.start()
     try:
         work()
