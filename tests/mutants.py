@@ -44,7 +44,8 @@ class Mutant(NamedTuple):
         return text.replace(self.old, self.new)
 
 
-FORMULA, PASSES, TILING = "_attention.formula", "_attention.passes", "_attention.tiling"
+FORMULA, PASSES, GATHERING = "_attention.formula", "_attention.passes", "_attention.gathering"
+TILING, TILES = "_attention.tiling", "_attention.tiles"
 PROBLEM, PLACE, BIASES = "_attention.problem", "_attention.place", "_attention.biases"
 KINDS, MASKS, HEADS, MULTI = "_attention.mask_kinds", "_attention.masks", "layers.heads", "_attention.multi_head"
 
@@ -210,19 +211,19 @@ MUTANTS = [
     Mutant("mixed runs count as seen", TILING, "for r in runs if r.state != ALL]", "for r in runs if r.state == NONE]"),
     Mutant(
         "a row that sees nothing in one tile is dead",
-        TILING,
+        TILES,
         "rows = seen if rows is None else rows | seen",
         "rows = seen if rows is None else rows & seen",
     ),
     Mutant(
         "what nobody sees is not kept out",
-        TILING,
+        TILES,
         "    return None if xp is np and keys.all() else keys",
         "    return None",
     ),
     Mutant(
         "dropout of the wrong head",
-        TILING,
+        TILES,
         "index(place.heads, 3) * group + index(place.group, 2)",
         "index(place.heads, 3) + index(place.group, 2)",
     ),
@@ -240,11 +241,23 @@ MUTANTS = [
     ),
     Mutant(
         "a group whose sum is dropped",
-        PASSES,
+        GATHERING,
         "sums.add(copy, part, share)",
         "sums.add(copy, part, share * (unit.group.start == 0))",
     ),
     # masks and biases
+    Mutant(
+        "queries before the first key are said to see one",
+        KINDS,
+        "(self.right is None or first + self.right >= 0) and",
+        "(self.right is None or first + self.right >= -9) and",
+    ),
+    Mutant(
+        "entries of length 0 are said to show keys",
+        KINDS,
+        "needed = ((self.keys, 1), (self.queries, T))",
+        "needed = ((self.keys, 0), (self.queries, T))",
+    ),
     Mutant(
         "the diagonal is one too far right",
         KINDS,
@@ -383,10 +396,12 @@ def killer(mutant: Mutant | None) -> str:
 
 def selection() -> Iterator[tuple[str, Callable[[], Any]]]:
     """The laws that faults are judged by: on chosen problems and on random ones, in one tile and in many."""
+    from npattn import causal_mask, length_mask
     from npattn._attention.tiling import Sizes
     from npattn.testing import LAWS, attention_problems, check_multi_head, npattn_candidate
     from npattn.testing.check import check_law
     from npattn.testing.multi_head import multi_head_problem
+    from npattn.testing.problems import attention_problem
     from tests.attention.every_option import EVERY_OPTION
 
     chosen, tiles, kept, plain = (
@@ -402,6 +417,15 @@ def selection() -> Iterator[tuple[str, Callable[[], Any]]]:
         for name in ("weights_sum_to_one_or_nothing", "products_with_gradients_agree", "is_what_the_loops_say"):
             for problem in EVERY_OPTION.values():
                 yield name, functools.partial(LAWS[name], candidate, problem)
+        for mask in (causal_mask(-2), length_mask([3, 0])):  # rows that see nothing, and nothing but the mask to say so
+            yield (
+                "is_what_the_loops_say",
+                functools.partial(
+                    LAWS["is_what_the_loops_say"],
+                    candidate,
+                    attention_problem((2, 1, 4, 3), (2, 1, 3, 3), (2, 1, 3, 3), mask=mask),
+                ),
+            )
     for name in ("is_what_the_loops_say", "poison_stays_out", "unseen_keys_leave_no_trace", "cuts_merge_to_the_whole"):
         for candidate in (chosen, tiles, kept):
             yield name, functools.partial(check_law, LAWS[name], candidate, attention_problems, 25, 0)

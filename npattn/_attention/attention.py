@@ -10,8 +10,9 @@ from npattn._arrays.namespace import Array
 from npattn._arrays.trees import with_tree_repr
 from npattn._attention import formula
 from npattn._attention.biases import LazyBias
+from npattn._attention.gathering import Backward
 from npattn._attention.masks import Mask
-from npattn._attention.passes import Backward, Forward, backward, forward
+from npattn._attention.passes import Forward, backward, forward
 from npattn._attention.problem import Problem, check_cotangent, make_problem
 from npattn._attention.tiling import ONE_TILE, Sizes, choose_sizes
 from npattn.layers.dropout import Dropout

@@ -11,22 +11,21 @@ from npattn._arrays.namespace import Array
 from npattn._attention import formula, formula_jvp
 from npattn._attention.formula import TileGrads
 from npattn._attention.formula_jvp import Numerators, TangentPart, Tangents
+from npattn._attention.gathering import Backward, gather
 from npattn._attention.ops import Ops
-from npattn._attention.passes import Backward, Forward, gather, per_sink, sink_rows
+from npattn._attention.passes import Forward, per_sink, sink_rows
 from npattn._attention.place import Place
 from npattn._attention.problem import Problem
 from npattn._attention.stores import RowStore, make_rows
-from npattn._attention.tiling import (
-    Sizes,
+from npattn._attention.tiles import (
     Tile,
     at_live_keys,
-    cut_units,
     key_part,
-    run,
     unit_bias,
     unit_rows,
     unit_tiles,
 )
+from npattn._attention.tiling import Sizes, cut_units, run
 
 KEYS = 512  # keys of a tile, at most: there are more matrices of it than forward has
 WHOLE_ROWS = 1 << 19  # rows times keys of a tile that takes whole rows, and so need not make its scores twice

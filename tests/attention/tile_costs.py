@@ -1,16 +1,19 @@
-"""What the size of tiles costs, on one thread and on all.
+"""What the size of tiles costs, on one thread and on all; and what new memory would cost.
 
-``python -m tests.attention.tile_costs [T ...]``, by default for T=256.
+``python -m tests.attention.tile_costs [T ...]``, by default for T=256 and T=1024.
 
 Forward, and forward with backward, of B=1, H=8, T=S, D=E=64 in float32 without a mask, in tiles of 256 rows of one to eight heads
 against all keys; and the matrix products alone, which say how much a second thread is worth on the machine. All are measured
-in turn in one process; the table has the median of every time.
+in turn in one process; the table has the median of every time. Then forward and backward as they are, with the memory of tiles
+that an earlier call has left, and with new memory in every call: times and page faults.
 """
 
 from __future__ import annotations
 
+import resource
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +21,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from npattn import attention, attention_backward, attention_forward, get_num_threads, set_num_threads
+from npattn._attention.memory import drop_spare_memory
 from npattn._attention.tiling import Sizes, forced
 from npattn._commands.bench_backends import Call, open_backend
 from npattn._commands.bench_cases import BOTH, FORWARD, Case, Inputs
@@ -94,6 +98,34 @@ def report(T: int) -> None:
         print(f"  {threads} thread{'s' if threads > 1 else ''}   {times}", flush=True)
 
 
+def report_faults(T: int) -> None:
+    """Forward and backward with the memory of earlier calls and without."""
+    q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, H, T, D), dtype=np.float32)
+    set_num_threads(None)
+
+    def again() -> Any:
+        return attention_backward(dout, attention_forward(q, k, v)[1])
+
+    def anew() -> Any:
+        drop_spare_memory()
+        return again()
+
+    for call, what in ((anew, "new memory"), (again, "memory of earlier calls")) * 2:
+        call()
+        times, before = [], _faults()
+        for _ in range(15):
+            started = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - started)
+        each = (_faults() - before) / len(times)
+        print(f"T=S={T}, {what}: {1000 * statistics.median(times):.1f} ms forward+backward, {each:.0f} page faults")
+
+
+def _faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 if __name__ == "__main__":
-    for size in sys.argv[1:] or ("256",):
+    for size in sys.argv[1:] or ("256", "1024"):
+        report_faults(int(size))
         report(int(size))

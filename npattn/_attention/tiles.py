@@ -1,0 +1,199 @@
+"""Tiles: a unit's rows of a problem's arrays against a run of keys, ready for the formula. No calculus here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from npattn._arrays.namespace import Array, Namespace
+from npattn._attention.biases import LazyBias
+from npattn._attention.formula import Terms, TileGrads
+from npattn._attention.ops import Hidden, Ops
+from npattn._attention.place import Place
+from npattn._attention.problem import Problem
+from npattn._attention.tiling import ONE_TILE, Sizes, key_tiles
+
+_BARE = Terms()
+
+
+class Tile(NamedTuple):
+    """A unit's rows against a run of keys, ready for the formula."""
+
+    place: Place
+    k: Array
+    v: Array
+    terms: Terms
+    live_keys: Array | None = None  # (..., keys, 1), the keys that a row sees; None where all are
+
+
+@functools.lru_cache(maxsize=1024)
+def whole_unit(whole: tuple[int, ...]) -> Place:
+    """The place of everything in a problem of shape ``whole``."""
+    *lead, heads, group, queries, keys = [slice(0, n) for n in whole]
+    return Place(tuple(lead), heads, group, queries, keys, whole, complete=True)
+
+
+def complete_rows(problem: Problem, x: Array) -> Array:
+    """An array (..., H, T, ·) with the groups folded into rows: (..., K, G·T, ·)."""
+    if problem.group == 1:
+        return x
+    *lead, _, queries, last = x.shape
+    return problem.xp.reshape(x, (*lead, problem.kv_heads, problem.group * queries, last))
+
+
+def unit_rows(problem: Problem, unit: Place, x: Array) -> Array:
+    """A unit's part of an array (..., H, T, ·), with the group folded into rows: (..., K, rows, ·)."""
+    if unit.complete:
+        return complete_rows(problem, x)
+    if problem.group == 1:
+        return x[(*_parts(unit, x.shape), unit.queries, ...)]
+    *lead, _, queries, last = x.shape
+    x = problem.xp.reshape(x, (*lead, problem.kv_heads, problem.group, queries, last))
+    x = x[(*_parts(unit, x.shape), unit.group, unit.queries, ...)]
+    return problem.xp.reshape(x, (*x.shape[: len(lead)], unit.heads.stop - unit.heads.start, unit.rows, last))
+
+
+def unit_keys(problem: Problem, place: Place) -> tuple[Array, Array]:
+    """A place's part of k and v, (..., K, keys, ·)."""
+    k, v = problem.k, problem.v
+    if place.complete and place.keys.stop - place.keys.start == problem.keys:
+        return k, v
+    return key_part(place, k), key_part(place, v)
+
+
+def key_part(place: Place, x: Array) -> Array:
+    """A place's part of an array (..., K, S, ·)."""
+    return x[(*_parts(place, x.shape), place.keys, ...)]
+
+
+def _parts(place: Place, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """The slices of the leading axes and the key/value heads, whole where an axis is broadcast."""
+    return tuple([slice(0, 1) if n == 1 else part for part, n in zip((*place.lead, place.heads), shape, strict=False)])
+
+
+def unit_tiles(problem: Problem, unit: Place, sizes: Sizes, ops: Ops) -> Iterable[Tile]:
+    """The tiles of a unit in order."""
+    if sizes is ONE_TILE:
+        return (whole_tile(problem, unit, ops),) if problem.keys else ()
+    tiles = key_tiles(problem, unit, sizes)
+    return (make_tile(problem, unit._replace(keys=keys), mixed, ops, trimmed=True) for keys, mixed in tiles)
+
+
+def whole_tile(problem: Problem, unit: Place, ops: Ops) -> Tile:
+    """A unit's only tile, of all keys; what the mask leaves of them is not looked for."""
+    options = problem.options
+    if unit.complete and options.mask is options.bias is options.dropout is None:
+        terms = _BARE if options.softcap is None else Terms(options.softcap)
+        return Tile(unit, ops.load(problem.k, "k"), ops.load(problem.v, "v"), terms)
+    return make_tile(problem, unit, [] if problem.options.mask is None else [unit.keys], ops, trimmed=False)
+
+
+def make_tile(problem: Problem, place: Place, mixed: list[slice], ops: Ops, *, trimmed: bool) -> Tile:
+    """A tile, with what stands at keys that none of its rows sees set to 0; ``trimmed``: its keys come from the mask's runs."""
+    options = problem.options
+    k, v = unit_keys(problem, place)
+    if options.mask is None and options.bias is None and options.dropout is None:
+        return Tile(place, ops.load(k, "k"), ops.load(v, "v"), _BARE if options.softcap is None else Terms(options.softcap))
+    bias = None if options.bias is None else unit_bias(problem, place)
+    hidden = hidden_pairs(problem, place, mixed, bias)
+    # a band of keys that came from the mask's runs has no key that nobody sees; else what stands there must be kept out
+    live_keys = (
+        None
+        if trimmed and bias is None and options.mask is not None and options.mask.is_tight()
+        else _live_keys(problem, place, hidden)
+    )
+    terms = Terms(options.softcap, bias, hidden, _live_rows(problem, place, hidden), dropout_factors(problem, place))
+    return Tile(place, ops.load(k, "k", live=live_keys), ops.load(v, "v", live=live_keys), terms, live_keys)
+
+
+def at_live_keys(tile: Tile, grads: TileGrads, xp: Namespace) -> TileGrads:
+    """A tile's share with dk and dv set to 0 at keys that none of its rows sees: 0 times a row that is NaN would not be."""
+    if tile.live_keys is None:
+        return grads
+    dk, dv = (None if x is None else xp.where(tile.live_keys, x, 0.0) for x in (grads.dk, grads.dv))
+    return grads._replace(dk=dk, dv=dv)
+
+
+def unit_bias(problem: Problem, place: Place) -> Array:
+    """The tile's bias as (..., rows, keys), in the dtype of the computation."""
+    bias, xp = problem.options.bias, problem.xp
+    if isinstance(bias, LazyBias):
+        pairs = bias.tile(place, xp, problem.compute)
+    else:
+        pairs = xp.astype(place.per_pair(bias, xp), problem.compute, copy=False)
+    return place.fold_rows(pairs, xp)
+
+
+def hidden_pairs(problem: Problem, place: Place, mixed: list[slice], bias: Array | None) -> list[Hidden]:
+    """Where a tile's pairs are hidden, by the mask or by a bias of -inf."""
+    by_bias = None
+    if bias is not None:
+        by_bias = bias == -float("inf")
+        if problem.xp is np and not by_bias.any():
+            by_bias = None
+    if by_bias is None:
+        return [_span(problem, place, part, ~_visible(problem, place._replace(keys=part))) for part in mixed]
+    if mixed:
+        by_bias = by_bias | ~_visible(problem, place)
+    return [_span(problem, place, place.keys, by_bias)]
+
+
+def _span(problem: Problem, place: Place, part: slice, pairs: Array) -> Hidden:
+    length = part.stop - part.start
+    if pairs.shape[-1] != length:
+        pairs = problem.xp.broadcast_to(pairs, (*pairs.shape[:-1], length))
+    return Hidden(part.start - place.keys.start, part.stop - place.keys.start, pairs)
+
+
+def _visible(problem: Problem, place: Place) -> Array:
+    mask = problem.options.mask
+    assert mask is not None
+    return place.fold_rows(mask.visible(place, problem.xp, problem.device), problem.xp)
+
+
+def _live_rows(problem: Problem, place: Place, hidden: list[Hidden]) -> Array | None:
+    """Which rows see a key of the tile, (..., rows, 1); None for all of them."""
+    if sum(part.stop - part.start for part in hidden) < place.keys.stop - place.keys.start:
+        return None  # there is a key that every row sees
+    rows = None
+    for part in hidden:
+        seen = problem.xp.any(~part.pairs, axis=-1, keepdims=True)
+        rows = seen if rows is None else rows | seen
+    return None if problem.xp is np and rows is not None and rows.all() else rows  # host arrays may be looked at
+
+
+def _live_keys(problem: Problem, place: Place, hidden: list[Hidden]) -> Array | None:
+    """Which keys are seen by a row of the tile, (..., keys, 1); None for all of them."""
+    xp = problem.xp
+    if not hidden:
+        return None
+    length = place.keys.stop - place.keys.start
+    pieces, at = [], 0
+    for part in [*hidden, Hidden(length, length, hidden[-1].pairs[..., :0])]:
+        seen = xp.any(~part.pairs, axis=-2)
+        pieces += [xp.ones((*seen.shape[:-1], part.start - at), dtype=xp.bool, device=problem.device), seen]
+        at = part.stop
+    keys = xp.concat(pieces, axis=-1)[..., None]
+    return None if xp is np and keys.all() else keys
+
+
+def dropout_factors(problem: Problem, place: Place) -> Array | None:
+    """Dropout's factors for a tile, (..., rows, keys)."""
+    dropout, xp = problem.options.dropout, problem.xp
+    if dropout is None:
+        return None
+    *lead, _, group, _, _ = problem.whole
+
+    def index(part: slice, trailing: int) -> Array:
+        numbers = xp.arange(part.start, part.stop, dtype=xp.int32, device=problem.device)
+        return xp.reshape(numbers, (-1, *(1,) * trailing))
+
+    leading = xp.zeros((1,) * (len(lead) + 4), dtype=xp.int32, device=problem.device)
+    for axis, part in enumerate(place.lead):
+        leading = leading * lead[axis] + index(part, len(lead) - 1 - axis + 4)
+    head = index(place.heads, 3) * group + index(place.group, 2)
+    factors = dropout.factors(leading, head, index(place.queries, 1), index(place.keys, 0), xp=xp, dtype=problem.compute)
+    return place.fold_rows(factors, xp)
