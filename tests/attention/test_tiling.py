@@ -18,7 +18,7 @@ from npattn import (
     set_num_threads,
     window_mask,
 )
-from npattn._attention import formula, tiling
+from npattn._attention import formula, tiles, tiling
 from npattn._attention.memory import drop_spare_memory
 
 SIDE = 2048
@@ -60,7 +60,7 @@ def computed(monkeypatch):
 
     counted(formula, "forward_tile", "forward", matrix)
     counted(formula, "backward_tile", "backward", matrix)
-    counted(tiling, "_visible", "mask", written)
+    counted(tiles, "_visible", "mask", written)
     set_num_threads(1)
     yield pairs
     set_num_threads(None)
@@ -111,7 +111,7 @@ def test_no_more_than_the_default_is_kept():
 @pytest.mark.parametrize("room", ["-1", "many", "1.5"])
 def test_a_variable_that_is_no_number(monkeypatch, room):
     monkeypatch.setenv("NPATTN_KEEP_MIB", room)
-    q = np.zeros((1, 200, 2))
+    q = np.zeros((1, 300, 2))
     with pytest.raises(ValueError, match=f"NPATTN_KEEP_MIB must be a number of MiB, got '{room}'"):
         attention_forward(q, q, q)
 
