@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
+from npattn._attention.tiling import Sizes
 from npattn.testing.candidates import npattn_candidate
 from npattn.testing.laws import LAWS, ORDINARY
 from npattn.testing.layouts import LAYOUTS
@@ -73,11 +74,12 @@ def test_extreme_numbers(name):
 
 
 @every_law
-@pytest.mark.parametrize("path", ["scratch", pytest.param("plain", marks=pytest.mark.night)])
+@pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.night)])
 @pytest.mark.slow
-def test_blocks_of_keys(path, name):
+def test_blocks_of_keys(plain, name):
     """Long enough for masks to be looked at in blocks, and for runs of keys that nobody sees to be cut out."""
-    hold(name, [CANDIDATES[path]], 2, T=(33, 70), S=(65, 97, 100), D=(1, 8), E=(1, 8), ranks=(2, 3, 4), max_side=4)
+    sizes = Sizes(rows=16, keys=40, pairs=16 * 40 * 2, plain=plain, keep=False)
+    hold(name, [npattn_candidate(sizes=sizes)], 2, T=(33, 70), S=(65, 97, 100), D=(1, 8), E=(1, 8), ranks=(2, 3, 4), max_side=4)
 
 
 @pytest.fixture(scope="module", params=["strict", "strict-bare", "strict-device1", "torch", "cupy"])
