@@ -2,6 +2,10 @@
 
 import contextlib
 import gc
+import os
+import platform
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -14,6 +18,7 @@ from npattn import (
     attention_backward_jvp,
     attention_forward,
     attention_jvp,
+    attention_weights,
     causal_mask,
     set_num_threads,
 )
@@ -100,6 +105,30 @@ def taken(work):
         tracemalloc.stop()
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries decide otherwise what they keep")
+def test_the_next_results_are_not_new_pages():
+    """In a process of its own: what is kept depends on all that was freed before."""
+    script = """
+import resource
+import numpy as np
+from npattn import attention_backward, attention_forward
+q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, 8, 1024, 64), dtype=np.float32)
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def call():
+    attention_backward(dout, attention_forward(q, k, v)[1])
+for _ in range(3):
+    call()
+before = faults()
+for _ in range(5):
+    call()
+print((faults() - before) / 5)
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "COV"))}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    assert float(done.stdout) < 200  # the results alone are 2000 pages
+
+
 def test_memory_that_is_lent_is_lent_to_nobody_else():
     with lent_memory(2) as outer, lent_memory(2) as inner:
         of_both = [*outer, *inner]
@@ -122,6 +151,51 @@ def test_no_more_waits_than_it_may(monkeypatch):
         for of_a_thread in lent:
             of_a_thread["scores"] = memory.new_memory(10, np.uint8, np)
     assert [size for size, _ in memory._spare] == [10, 10]
+
+
+def test_a_room_is_used_again_once_nobody_has_a_part_of_it():
+    room = memory.new_room(100, np.float64)
+    address, part = room.ctypes.data, room[10:20].view(np.ndarray)[2:].reshape(2, 4)
+    del room
+    other = memory.new_room(100, np.float64)
+    assert other.ctypes.data != address  # a part is still there
+    part[...] = 3
+    other[...] = 5
+    np.testing.assert_array_equal(part, 3)
+    del part
+    assert memory.new_room(200, np.float32).ctypes.data == address  # as many bytes
+    assert memory.new_room(100, np.float64).ctypes.data == address
+    assert memory.new_room(99, np.float64).ctypes.data != address
+
+
+def test_what_is_saved_outlives_the_calls_that_come_after():
+    q, k, v, dout = inputs(T=9)
+    with forced(TINY), no_problem_too_small():
+        _, saved = attention_forward(q, k, v, mask=causal_mask())
+        expected = [x.copy() for x in attention_backward(dout, saved)[:3]]
+        for _ in range(3):  # saved states that come and go
+            attention_forward(k, v, q, mask=causal_mask())
+        weights = attention_weights(saved)
+        for got, wanted in zip(attention_backward(dout, saved)[:3], expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+        copy = weights.copy()
+        del saved
+        attention_forward(k, v, q, mask=causal_mask())
+        np.testing.assert_array_equal(weights, copy)
+        assert memory._spare_rooms
+
+
+def test_old_rooms_make_way(monkeypatch):
+    monkeypatch.setattr(memory, "SPARE_BYTES", 25)
+    for size in (10, 10, 20, 30):
+        memory.new_room(size, np.uint8)
+    assert {n: len(rooms) for n, rooms in memory._spare_rooms.items()} == {}
+    for size in (30, 10, 20):
+        memory.new_room(size, np.uint8)
+    assert {n: len(rooms) for n, rooms in memory._spare_rooms.items()} == {20: 1}
+    held = [memory.new_room(10, np.uint8) for _ in range(2)]
+    held.clear()
+    assert {n: len(rooms) for n, rooms in memory._spare_rooms.items()} == {10: 2}
 
 
 def test_memory_grows_with_what_is_asked_of_it():
