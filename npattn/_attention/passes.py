@@ -80,7 +80,7 @@ def _rooms(problem: Problem, sizes: Sizes, units: list[Place]) -> list[Array | N
 def _forward_whole(problem: Problem, *, keep: bool) -> Forward:
     """``forward`` of a small problem: one tile, and nothing to put together."""
     ops, options, unit = plain_ops(problem), problem.options, whole_unit(problem.whole)
-    with np.errstate(all="ignore"), one_blas_thread(problem, ONE_TILE.rows):
+    with np.errstate(all="ignore"), one_blas_thread(problem):
         q = ops.load(complete_rows(problem, problem.q), "q", scale=options.scale)
         tile = whole_tile(problem, unit, ops)
         part, p = formula.forward_tile(ops, q, tile.k, tile.v, tile.terms, keep=keep)
@@ -154,7 +154,7 @@ def _backward_whole(problem: Problem, done: Forward, dout: Array, dlse: Array | 
     """``backward`` of a small problem without bias and sinks: one tile, and nothing to put together."""
     ops, unit = plain_ops(problem), whole_unit(problem.whole)
     kept = None if done.kept is None else done.kept[0][0]
-    with np.errstate(all="ignore"), one_blas_thread(problem, ONE_TILE.rows):
+    with np.errstate(all="ignore"), one_blas_thread(problem):
         tile = whole_tile(problem, unit, ops)
         bare = tile.terms.live is tile.live_keys is None
         if bare and problem.every_row_sees and kept is not None and problem.group == 1:

@@ -87,6 +87,8 @@ def whole_tile(problem: Problem, unit: Place, ops: Ops) -> Tile:
     options = problem.options
     if unit.complete and options.mask is options.bias is options.dropout is None:
         terms = _BARE if options.softcap is None else Terms(options.softcap)
+        if problem.dtype is problem.compute:
+            return Tile(unit, problem.k, problem.v, terms)
         return Tile(unit, ops.load(problem.k, "k"), ops.load(problem.v, "v"), terms)
     return make_tile(problem, unit, [] if problem.options.mask is None else [unit.keys], ops, trimmed=False)
 

@@ -197,7 +197,7 @@ def run(problem: Problem, sizes: Sizes, worker: Worker, jobs: Sequence[Any]) -> 
     size = max(problem.q.shape[-1], problem.v.shape[-1], 1)
     large = problem.xp is np and sizes is not ONE_TILE and math.prod(problem.whole) * size >= SMALL_PROBLEM
     count = max(min(threads.get_num_threads(), len(jobs)), 1) if large else 1
-    with one_blas_thread(problem, sizes.rows), lent_memory(count) as memories:
+    with one_blas_thread(problem), lent_memory(count) as memories:
 
         def begin(check: Callable[[], None]) -> Callable[[Any], None]:
             if sizes.plain:
@@ -207,10 +207,10 @@ def run(problem: Problem, sizes: Sizes, worker: Worker, jobs: Sequence[Any]) -> 
         threads.run(begin, jobs, threads=count)
 
 
-def one_blas_thread(problem: Problem, rows: int) -> contextlib.AbstractContextManager[None]:
-    """BLAS held to one thread if a product of so many rows is one that it could give to several."""
-    rows = min(rows, problem.group * problem.queries)
-    size = max(problem.q.shape[-1], problem.v.shape[-1], 1)
-    if problem.xp is not np or rows * problem.keys * size < SMALL_PRODUCT:
-        return contextlib.nullcontext()
-    return threads.one_blas_thread()
+def one_blas_thread(problem: Problem) -> contextlib.AbstractContextManager[None]:
+    """BLAS held to one thread if a product of a whole head is one that it could give to several."""
+    product = problem.group * problem.queries * problem.keys * max(problem.q.shape[-1], problem.v.shape[-1])
+    return _NO_GUARD if problem.xp is not np or product < SMALL_PRODUCT else threads.one_blas_thread()
+
+
+_NO_GUARD = contextlib.nullcontext()
