@@ -148,6 +148,14 @@ def compute_dtype(dtype: Any, *, xp: Namespace) -> Any:
     return xp.float32 if dtype_name(dtype) in HALVES else dtype
 
 
+def rounded(x: Array, dtype: Any, *, xp: Namespace) -> Array:
+    """``x`` in ``dtype``, itself if it has it; what is too large there becomes infinite without a warning."""
+    if x.dtype == dtype:
+        return x
+    with np.errstate(all="ignore"):
+        return xp.astype(x, dtype)
+
+
 def asarray(values: Any, *, xp: Namespace, dtype: Any = None, device: Any = None) -> Array:
     """``xp.asarray`` that reaches the device, with NumPy's none left out."""
     return np.asarray(values, dtype=dtype) if xp is np else xp.asarray(values, dtype=dtype, device=device)

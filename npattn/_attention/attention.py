@@ -250,14 +250,14 @@ def as_grads(saved: AttentionSaved, grads: Backward) -> AttentionGrads:
         problem.gradient(dk, saved.k),
         problem.gradient(dv, saved.v),
         None if dbias is None else _back_to_bias(problem, problem.options.bias, dbias),
-        None if dsinks is None else problem.xp.astype(problem.xp.reshape(dsinks, (-1,)), problem.dtype, copy=False),
+        None if dsinks is None else problem.rounded(problem.xp.reshape(dsinks, (-1,))),
     )
 
 
 def own(problem: Problem, out: Array, *, shared: bool) -> Array:
     """The result in the caller's dtype; a copy if ``saved`` holds it too, since callers write ``out += x``."""
     if problem.dtype is not problem.compute and problem.dtype != problem.compute:
-        return problem.xp.astype(out, problem.dtype)
+        return problem.rounded(out)
     if not shared:
         return out
     # PyTorch's asarray warns where autograd is on; NumPy's takes a third of the time of astype
@@ -267,5 +267,6 @@ def own(problem: Problem, out: Array, *, shared: bool) -> Array:
 def _back_to_bias(problem: Problem, bias: Array | LazyBias, dbias: Array) -> Array:
     xp = problem.xp
     if isinstance(bias, LazyBias):  # what is summed there is summed before it is rounded
-        return xp.astype(bias.gradient(xp.reshape(dbias, (-1, dbias.shape[-1])), xp), problem.dtype, copy=False)
-    return xp.reshape(xp.astype(dbias, problem.dtype, copy=False), bias.shape)
+        with np.errstate(all="ignore"):
+            return problem.rounded(bias.gradient(xp.reshape(dbias, (-1, dbias.shape[-1])), xp))
+    return xp.reshape(problem.rounded(dbias), bias.shape)

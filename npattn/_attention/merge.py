@@ -87,8 +87,8 @@ def merge_attention_forward(parts: Sequence[Pair], /) -> tuple[Pair, MergeAttent
             formula.normalised(whole, xp, every_row_sees=False),
             formula.log_sum_exp(whole.row_max, whole.row_sum, xp)[..., 0],
         )
-    saved = MergeAttentionSaved(pairs, out, lse)
-    return (xp.astype(out, dtype), xp.astype(lse, lse.dtype)), saved  # astype copies; PyTorch's asarray warns of autograd
+        saved = MergeAttentionSaved(pairs, out, lse)
+        return (xp.astype(out, dtype), xp.astype(lse, lse.dtype)), saved  # astype copies; PyTorch's asarray warns of autograd
 
 
 def merge_attention_backward(dout: Array, saved: MergeAttentionSaved, /, *, dlse: Array | None = None) -> MergeAttentionGrads:

@@ -14,7 +14,16 @@ import numpy as np
 
 from npattn._arrays.broadcast import broadcast_shapes, unbroadcast
 from npattn._arrays.checks import check_broadcasts, host_float, shape_error
-from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace, compute_dtype, dtype_name, float_namespace
+from npattn._arrays.namespace import (
+    Array,
+    Namespace,
+    array_device,
+    array_namespace,
+    compute_dtype,
+    dtype_name,
+    float_namespace,
+    rounded,
+)
 from npattn._attention.biases import LazyBias
 from npattn._attention.masks import Mask, as_mask
 from npattn.layers.dropout import Dropout
@@ -72,9 +81,12 @@ class Problem(NamedTuple):
         shape = like.shape if like.ndim > 2 else (1, *like.shape)
         if x.shape != shape:
             x = unbroadcast(x, shape, xp=self.xp)
-        if x.dtype != self.dtype:
-            x = self.xp.astype(x, self.dtype)
+        x = self.rounded(x)
         return x if like.ndim > 2 else x[0, ...]
+
+    def rounded(self, x: Array) -> Array:
+        """A result in the caller's dtype."""
+        return rounded(x, self.dtype, xp=self.xp)
 
 
 def make_problem(

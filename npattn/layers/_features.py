@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from npattn._arrays.checks import check_cotangent, host_axis, host_float, shape_error
-from npattn._arrays.namespace import Array, Namespace, array_namespace, float_dtype
+from npattn._arrays.namespace import Array, Namespace, array_namespace, float_dtype, rounded
 
 Axes: TypeAlias = int | Sequence[int]
 
@@ -58,7 +58,7 @@ def per_feature(parameter: Array | None, dtype: Any, *, xp: Namespace) -> Array 
 
 def to_features(gradient: Array | None, shape: tuple[int, ...], dtype: Any, *, xp: Namespace) -> Array | None:
     """The gradient of weight or bias in its shape and dtype."""
-    return None if gradient is None else xp.reshape(xp.astype(gradient, dtype, copy=False), shape)
+    return None if gradient is None else xp.reshape(rounded(gradient, dtype, xp=xp), shape)
 
 
 def check_norm(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn._arrays.checks import check_cotangent, host_float, shape_error
-from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace, compute_dtype, float_dtype
+from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace, compute_dtype, float_dtype, rounded
 from npattn._arrays.products import Product, multiply
 from npattn._arrays.trees import tree_repr
 from npattn.layers._ids import as_ids, beside, check_range, foreign
@@ -90,7 +90,7 @@ def embedding_forward(table: Array, ids: Any, /, *, scale: float = 1.0) -> tuple
     if scale != 1:
         with np.errstate(all="ignore"):
             rows = xp.astype(rows, compute_dtype(dtype, xp=xp), copy=False) * scale
-    rows = xp.astype(rows, dtype, copy=False)
+    rows = rounded(rows, dtype, xp=xp)
     return xp.reshape(rows, (*ids.shape, table.shape[1])), EmbeddingSaved(table, ids, scale)
 
 
@@ -266,4 +266,4 @@ def tied_logits_backward(dout: Array, saved: TiedLogitsSaved, /) -> TiedLogitsGr
     drows, rows, table = lift(drows, rows, table, xp=xp, dtype=dtype)
     # out = rows tableᵀ
     dx, dtable = multiply(Product(drows, table), Product(xp.matrix_transpose(drows), rows), xp=xp)
-    return TiedLogitsGrads(xp.reshape(xp.astype(dx, dtype, copy=False), x.shape), xp.astype(dtable, dtype, copy=False))
+    return TiedLogitsGrads(xp.reshape(rounded(dx, dtype, xp=xp), x.shape), rounded(dtable, dtype, xp=xp))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn._arrays.checks import check_cotangent, shape_error
-from npattn._arrays.namespace import Array, Namespace, array_namespace, compute_dtype, float_dtype
+from npattn._arrays.namespace import Array, Namespace, array_namespace, compute_dtype, float_dtype, rounded
 from npattn._arrays.products import Product, multiply
 from npattn._arrays.trees import tree_repr
 
@@ -129,7 +129,7 @@ def as_rows(x: Array, *row: int, xp: Namespace) -> Array:
 def rows_forward(rows: Array, w: Array, b: Array | None, *, xp: Namespace, dtype: Any) -> Array:
     """``rows w + b`` for matrices (R, C_in) and (C_in, C_out), computed in ``dtype`` or better."""
     (out,) = multiply(Product(*lift(rows, w, b, xp=xp, dtype=dtype)), xp=xp)
-    return xp.astype(out, dtype, copy=False)
+    return rounded(out, dtype, xp=xp)
 
 
 def rows_backward(drows: Array, rows: Array, w: Array, *, has_b: bool, xp: Namespace, dtype: Any) -> LinearGrads:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from npattn._arrays.checks import check_cotangent, check_tangent
-from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace
+from npattn._arrays.namespace import Array, Namespace, array_device, array_namespace, rounded
 from npattn._arrays.products import Product, multiply
 from npattn.layers.embedding import TiedLogitsGrads, TiedLogitsSaved, tied_logits
 from npattn.layers.heads import (
@@ -452,12 +452,10 @@ def _gradient_tangents(
     tdw = _total([(transposed(rows), tdrows), (transposed(trows), drows)], w.shape, like=rows, xp=xp)
     tdb = None
     if has_b:
-        tdb = _zeros((w.shape[1],), like=rows, xp=xp) if tdrows is None else xp.sum(tdrows, axis=0, dtype=tdrows.dtype)
-    return (
-        xp.astype(tdx, dtype, copy=False),
-        xp.astype(tdw, dtype, copy=False),
-        None if tdb is None else xp.astype(tdb, dtype, copy=False),
-    )
+        with np.errstate(all="ignore"):
+            tdb = _zeros((w.shape[1],), like=rows, xp=xp) if tdrows is None else xp.sum(tdrows, axis=0, dtype=tdrows.dtype)
+    tdx, tdw = (rounded(x, dtype, xp=xp) for x in (tdx, tdw))
+    return tdx, tdw, None if tdb is None else rounded(tdb, dtype, xp=xp)
 
 
 def _total(pairs: list[tuple[Array | None, Array | None]], shape: tuple[int, ...], *, like: Array, xp: Namespace) -> Array:

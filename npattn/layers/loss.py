@@ -169,9 +169,10 @@ def cross_entropy_backward(dout: Array | float, saved: CrossEntropySaved, /) -> 
         lifted = xp.astype(logits, weights.dtype, copy=False)
         scale = dlosses[..., None] * reciprocal(saved.row_sum, xp=xp)
         dlogits = xp.exp(lifted - shift(saved.row_max, xp=xp)) * scale
-        if label_smoothing:
+        dlogits = _subtract_at(dlogits, targets, dlosses, xp)
+        if label_smoothing:  # first the targets, then what is taken from them and given to all: exactly 0 if there is one class
             dlogits = dlogits - dlosses[..., None] * (label_smoothing / max(logits.shape[-1], 1))
-        dlogits = _subtract_at(dlogits, targets, dlosses * (1 - label_smoothing), xp)
+            dlogits = _subtract_at(dlogits, targets, -label_smoothing * dlosses, xp)
         # selection, not multiplication: the logits of a token that does not count may be NaN
         live = (weights != 0) & (saved.row_sum[..., 0] != 0)
         if xp is not np or not live.all():

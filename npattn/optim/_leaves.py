@@ -86,4 +86,5 @@ def _in_steps_dtype(f: Callable[..., Results]) -> Callable[..., Results]:
 def _as_leaf(x: Array, *, like: Array) -> Array:
     """An array in the dtype of ``like``; NumPy's arithmetic makes scalars of 0-d arrays."""
     xp = array_namespace("update", like=like)
-    return asarray(x, xp=xp, dtype=like.dtype, device=array_device(like))
+    with np.errstate(all="ignore"):
+        return asarray(x, xp=xp, dtype=like.dtype, device=array_device(like))

@@ -104,10 +104,12 @@ class _Matrices:
         self.dlse, self.tdlse = (
             np.asarray(np.reshape(x, (*pairs[:-1], 1)), dtype=dtype) for x in (dlse, along.get("dlse", np.zeros(pairs[:-1])))
         )
-        self.bias = 0.0 if p.bias is None else np.asarray(p.bias, dtype=dtype)
+        lazy = isinstance(problem.bias, LazyBias)
+        # written out in the problem's dtype, as p has it, a lazy bias would be rounded
+        bias: Any = dense_bias(problem.bias, *pairs[-3:]) if lazy else p.bias
+        self.bias = 0.0 if bias is None else np.asarray(bias, dtype=dtype)
         self.tbias = np.zeros(pairs, dtype=dtype)
         if "bias" in along:
-            lazy = isinstance(problem.bias, LazyBias)
             dense: Any = dense_bias(bias_with(problem.bias, along["bias"]), *pairs[-3:]) if lazy else along["bias"]
             self.tbias = np.where(self.seen, np.asarray(np.broadcast_to(dense, pairs), dtype=dtype), 0)
         none = np.full(p.heads, -np.inf)

@@ -8,7 +8,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from npattn import (
@@ -31,7 +31,7 @@ from npattn.testing.inputs import bias_with
 from npattn.testing.layouts import LAYOUTS, laid_out
 from npattn.testing.libraries import NAMES, Unavailable, asarray, open_library
 from npattn.testing.parts import whole
-from npattn.testing.problems import attention_problem
+from npattn.testing.problems import Alibi, attention_problem
 from npattn.testing.state_laws import shares_memory
 from npattn.testing.strategies import attention_problems
 from tests.attention.every_option import EVERY_OPTION
@@ -195,6 +195,10 @@ def test_float32_is_as_precise_as_the_naive_formula(problem, path):
 
 
 @given(problem=attention_problems(dtypes=["float16"]), path=paths)
+@example(
+    problem=attention_problem((1, 1, 1, 1, 1), (1, 1, 1, 4, 1), (1, 1, 1, 4, 1), seed=1, dtype="float16", bias=Alibi(1)),
+    path="as chosen",
+)
 @settings(max_examples=25)
 def test_float16_is_rounded_once(problem, path):
     along = directions(problem)

@@ -155,11 +155,17 @@ def _check_precision(case: Case, dtype: str, library: Library) -> None:
 @one_of_each
 def test_no_floating_point_warning(case):
     rng = _seed(case)
-    with np.errstate(all="raise"):
-        for factor in (1.0, 1e-300, 1e200):
-            args = {n: x * factor if x.dtype == np.float64 else x for n, x in case.draw(rng).items()}
-            out, saved = case.forward(*args.values())
-            case.backward(np.full(out.shape, 1e-200), saved)
+    for dtype, tiny, large in (("float64", 1e-300, 1e200), ("float32", 1e-38, 1e30), ("float16", 1e-6, 2e4)):
+        for factor in (1.0, tiny, large):
+            args = case.draw(rng)
+            for name, x in args.items():
+                if x.dtype == np.float64:
+                    largest = float(np.finfo(dtype).max)
+                    args[name] = np.clip(x * factor, -largest, largest).astype(dtype)
+            with np.errstate(all="raise"):
+                out, saved = case.forward(*args.values())
+                for size in (tiny, large):
+                    case.backward(np.full(out.shape, size, dtype=out.dtype), saved)
 
 
 # Memory ----------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from npattn.layers import cross_entropy, cross_entropy_backward, cross_entropy_forward, log_softmax
 from npattn.testing.gradients import check_backward
@@ -57,6 +57,7 @@ def test_values_are_those_of_plain_loops(problem):
 
 
 @given(problems())
+@example((np.asarray([0.5]), np.asarray(0), {"label_smoothing": 0.1, "ignore_index": None, "weights": None}))
 @settings(max_examples=50)
 def test_backward_over_random_problems(problem):
     logits, targets, options = problem

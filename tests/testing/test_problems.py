@@ -275,7 +275,7 @@ def test_infinite_biases():
     seen = []
 
     @given(attention_problems(extreme=["infinite bias"], bias=["dense"], ranks=[2, 3], T=4, S=4))
-    @settings(max_examples=80)
+    @settings(max_examples=80, derandomize=True)  # what is seen must not be left to chance
     def holds(problem):
         got, expected = npattn_candidate().answer(problem), naive(problem)
         for name in ("out", "lse", "dq"):

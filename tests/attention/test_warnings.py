@@ -1,0 +1,63 @@
+"""No floating-point warning comes out of attention, whatever overflows or underflows in it or in the rounding of its results."""
+
+import numpy as np
+import pytest
+
+from npattn import (
+    AttentionTangents,
+    Dropout,
+    alibi_bias,
+    attention,
+    attention_backward,
+    attention_backward_jvp,
+    attention_forward,
+    attention_jvp,
+    causal_mask,
+    merge_attention_backward,
+    merge_attention_forward,
+)
+from npattn._attention.tiling import forced
+from tests.attention.paths import PATHS
+
+H, T, S, D = 2, 5, 6, 3
+OPTIONS = {
+    "bare": lambda _: {},
+    "mask, sinks": lambda draw: {"mask": causal_mask(-1), "sinks": draw(H)},
+    "dense bias": lambda draw: {"bias": draw(H, T, S)},
+    "lazy bias": lambda draw: {"bias": alibi_bias(draw(H))},
+    "softcap, dropout": lambda _: {"softcap": 2.0, "dropout": Dropout(0.3, 1)},
+}
+SIZES = {"float64": (1e-300, 1.0, 1e200), "float32": (1e-38, 1.0, 1e30), "float16": (1e-6, 1.0, 2e4)}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("dtype", SIZES)
+def test_no_floating_point_warning(dtype, kind, path):
+    rng = np.random.default_rng(0)
+    for size in SIZES[dtype]:
+
+        def draw(*shape, size=size):
+            return np.clip(size * rng.standard_normal(shape), -np.finfo(dtype).max, np.finfo(dtype).max).astype(dtype)
+
+        q, k, v, options = draw(H, T, D), draw(H, S, D), draw(H, S, D), OPTIONS[kind](draw)
+        tangents = AttentionTangents(draw(H, T, D), draw(H, S, D), draw(H, S, D))
+        with forced(PATHS[path]), np.errstate(all="raise"):
+            attention(q, k, v, **options)
+            _, saved = attention_forward(q, k, v, **options)
+            attention_jvp(q, k, v, tangents, **options)
+            for dout in (np.full_like(saved.out, small_or_large, dtype=dtype) for small_or_large in SIZES[dtype]):
+                dlse = np.ones_like(saved.lse)
+                attention_backward(dout, saved, dlse=dlse)
+                attention_backward_jvp(dout, saved, tangents, dlse=dlse)
+
+
+@pytest.mark.parametrize("dtype", SIZES)
+def test_merging(dtype):
+    compute = np.result_type(dtype, np.float32)
+    for size in SIZES[dtype]:
+        parts = [(np.full((H, T, D), x * size, dtype), np.full((H, T), x * size, compute)) for x in (1, -2, 3)]
+        with np.errstate(all="raise"):
+            (out, lse), saved = merge_attention_forward(parts)
+            for dout in SIZES[dtype]:
+                merge_attention_backward(np.full_like(out, dout), saved, dlse=np.full_like(lse, dout))
