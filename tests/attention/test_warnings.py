@@ -40,14 +40,15 @@ def test_no_floating_point_warning(dtype, kind, path):
         def draw(*shape, size=size):
             return np.clip(size * rng.standard_normal(shape), -np.finfo(dtype).max, np.finfo(dtype).max).astype(dtype)
 
+        cotangents = np.asarray(SIZES[dtype]).astype(dtype)
         q, k, v, options = draw(H, T, D), draw(H, S, D), draw(H, S, D), OPTIONS[kind](draw)
         tangents = AttentionTangents(draw(H, T, D), draw(H, S, D), draw(H, S, D))
         with forced(PATHS[path]), np.errstate(all="raise"):
             attention(q, k, v, **options)
             _, saved = attention_forward(q, k, v, **options)
             attention_jvp(q, k, v, tangents, **options)
-            for dout in (np.full_like(saved.out, small_or_large, dtype=dtype) for small_or_large in SIZES[dtype]):
-                dlse = np.ones_like(saved.lse)
+            for cotangent in cotangents:
+                dout, dlse = np.broadcast_to(cotangent, saved.out.shape), np.ones_like(saved.lse)
                 attention_backward(dout, saved, dlse=dlse)
                 attention_backward_jvp(dout, saved, tangents, dlse=dlse)
 
@@ -57,7 +58,8 @@ def test_merging(dtype):
     compute = np.result_type(dtype, np.float32)
     for size in SIZES[dtype]:
         parts = [(np.full((H, T, D), x * size, dtype), np.full((H, T), x * size, compute)) for x in (1, -2, 3)]
+        cotangents = [(np.full((H, T, D), x, dtype), np.full((H, T), x, compute)) for x in SIZES[dtype]]
         with np.errstate(all="raise"):
-            (out, lse), saved = merge_attention_forward(parts)
-            for dout in SIZES[dtype]:
-                merge_attention_backward(np.full_like(out, dout), saved, dlse=np.full_like(lse, dout))
+            _, saved = merge_attention_forward(parts)
+            for dout, dlse in cotangents:
+                merge_attention_backward(dout, saved, dlse=dlse)
