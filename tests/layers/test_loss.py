@@ -69,7 +69,8 @@ def test_backward_over_random_problems(problem):
 
     def call(logits: np.ndarray, weights: Any = None) -> Any:
         loss, saved = cross_entropy_forward(logits, targets, weights=weights, **options)
-        return loss + 1.0, saved  # the loss of a sure token is the logarithm of a sum near 1, and is rounded as 1 is
+        # the loss of a sure token is the logarithm of a sum near 1, and is rounded as 1 is
+        return np.asarray(loss + 1.0), saved
 
     if weights is None or (weights * (targets != options["ignore_index"])).sum() > 0.5:
         check_backward(call, cross_entropy_backward, args)
