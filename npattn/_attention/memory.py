@@ -60,8 +60,10 @@ def _take_spare() -> Memory:
     return {}
 
 
-def new_room(size: int, dtype: Any) -> Array:
+def new_room(size: int, dtype: Any, xp: Namespace) -> Array:
     """Memory that can be lent to Scratches; once nobody refers to any part of it, a later call for as much gets it again."""
+    if xp is not np:
+        return new_memory(size, dtype, xp)  # CuPy has a pool of its own
     nbytes = size * np.dtype(dtype).itemsize
     try:
         owner = _spare_rooms[nbytes].pop()

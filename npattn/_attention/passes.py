@@ -13,7 +13,7 @@ from npattn._arrays.namespace import Array, Namespace
 from npattn._attention import formula
 from npattn._attention.formula import Part
 from npattn._attention.gathering import Backward, gather
-from npattn._attention.memory import new_memory, new_room
+from npattn._attention.memory import new_room
 from npattn._attention.ops import Ops
 from npattn._attention.place import Place
 from npattn._attention.problem import Problem
@@ -73,7 +73,7 @@ def _rooms(problem: Problem, sizes: Sizes, units: list[Place]) -> list[Array | N
     heads = [math.prod(s.stop - s.start for s in (*unit.lead, unit.heads)) for unit in units]
     width = problem.keys + 64 * (problem.keys // max(sizes.keys, 1) + 1)  # rows may be set apart, see Scratch.take_pairs
     edges = [0, *itertools.accumulate(n * unit.rows * width for n, unit in zip(heads, units, strict=True))]
-    memory = new_room(edges[-1], problem.compute) if problem.xp is np else new_memory(edges[-1], problem.compute, problem.xp)
+    memory = new_room(edges[-1], problem.compute, problem.xp)
     return [memory[a:b] for a, b in itertools.pairwise(edges)]
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -30,11 +29,11 @@ from npattn import (
 )
 from npattn._arrays.trees import tree_leaves
 from npattn._attention.jvp_passes import FEWEST_ROWS, WHOLE_ROWS
-from npattn._attention.memory import drop_spare_memory
 from npattn._commands.bench_backends import open_backend
 from npattn._commands.bench_cases import BOTH, Case, Inputs
 from npattn._commands.bench_products import prepare_products
 from npattn._commands.bench_timing import settle
+from tests.attention.peaks import peak
 
 H, D = 8, 64
 MIB = 1 << 20
@@ -65,15 +64,8 @@ def products_of_backward_jvp(T: int) -> int:
 
 def memory(call: Callable[[], Any]) -> int:
     """The most bytes that a call holds beyond inputs and results."""
-    drop_spare_memory()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        results = [x for x in tree_leaves(call()) if x is not None]
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    return int(peak - before - sum(x.nbytes for x in results))
+    most, results = peak(call)
+    return int(most - sum(x.nbytes for x in tree_leaves(results) if x is not None))
 
 
 def report(T: int) -> None:

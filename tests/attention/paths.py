@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+
+from npattn._attention import tiling
 from npattn._attention.tiling import Sizes
 from npattn.testing.candidates import npattn_candidate
 
@@ -16,3 +19,14 @@ PATHS: dict[str, Sizes | None] = {
     "plain, kept": Sizes(rows=2, keys=3, pairs=12, plain=True, keep=True),
 }
 CANDIDATES = {name: npattn_candidate(sizes=sizes) for name, sizes in PATHS.items()}
+
+
+@contextlib.contextmanager
+def no_problem_too_small():
+    """Threads and the guard of BLAS even for problems that would be done before a thread has woken up."""
+    found = tiling.SMALL_PRODUCT, tiling.SMALL_PROBLEM
+    tiling.SMALL_PRODUCT = tiling.SMALL_PROBLEM = 0
+    try:
+        yield
+    finally:
+        tiling.SMALL_PRODUCT, tiling.SMALL_PROBLEM = found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from npattn import (
     relative_bias,
 )
 from npattn._attention.biases import relative_buckets
-from npattn._attention.memory import drop_spare_memory
 from npattn._attention.place import Place
 from npattn._attention.tiling import forced
 from npattn.testing.dense import dense_bias, t5_bucket
@@ -32,6 +30,7 @@ from npattn.testing.laws import is_what_the_loops_say
 from npattn.testing.libraries import asarray, open_library, to_numpy
 from npattn.testing.problems import Alibi, Relative, attention_problem
 from npattn.testing.strategies import attention_problems, broadcastable_shapes
+from tests.attention.peaks import peak
 
 from .paths import CANDIDATES, PATHS
 
@@ -145,13 +144,7 @@ def test_memory_grows_with_the_tile(bias, monkeypatch):
 
 def _peak(n, bias):
     q, k, v, dout = np.random.default_rng(0).standard_normal((4, n, 2))
-    drop_spare_memory()
-    tracemalloc.start()
-    _, saved = attention_forward(q, k, v, bias=bias)
-    attention_backward(dout, saved)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return peak
+    return peak(lambda: attention_backward(dout, attention_forward(q, k, v, bias=bias)[1]))[0]
 
 
 # What they are -----------------------------------------------------------------------------------------------------------------

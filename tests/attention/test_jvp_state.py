@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from npattn import (
     set_num_threads,
 )
 from npattn._arrays.namespace import array_device, dtype_name
-from npattn._attention.memory import drop_spare_memory
 from npattn._attention.tiling import forced
 from npattn.testing.inputs import bias_with
 from npattn.testing.layouts import LAYOUTS, laid_out
@@ -36,6 +34,7 @@ from npattn.testing.state_laws import shares_memory
 from npattn.testing.strategies import attention_problems
 from tests.attention.every_option import EVERY_OPTION
 from tests.attention.paths import PATHS
+from tests.attention.peaks import peak
 from tests.attention.tangent_laws import agree, agrees_to_rounding, rounding
 from tests.attention.tangent_matrices import Results, matrix_tangents, tangent_scales
 from tests.attention.tangents import attention_tangents, directions, in_library, ours, tangents_of
@@ -325,12 +324,8 @@ def test_the_same_bits_from_any_number_of_threads(kind):
 def extra_memory(f):
     """What a call has at most, beside what it returns."""
     f()
-    drop_spare_memory()
-    tracemalloc.start()
-    results = f()
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return peak - sum(x.nbytes for x in results if x is not None)
+    most, results = peak(f)
+    return most - sum(x.nbytes for x in results if x is not None)
 
 
 def of_second_order(length, heads, size):

@@ -1,12 +1,10 @@
 """Memory that outlives a call: used again, never by two at once, never part of a result."""
 
 import contextlib
-import gc
 import os
 import platform
 import subprocess
 import sys
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -25,7 +23,8 @@ from npattn import (
 from npattn._attention import memory
 from npattn._attention.memory import drop_spare_memory, lent_memory
 from npattn._attention.tiling import Sizes, forced
-from tests.attention.test_threads import no_problem_too_small
+from tests.attention.paths import no_problem_too_small
+from tests.attention.peaks import peak
 
 TINY = Sizes(rows=3, keys=4, pairs=24, plain=False, keep=True)
 
@@ -88,21 +87,13 @@ def test_the_second_call_takes_no_memory_for_tiles():
     q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, 2, 512, 16))
     set_num_threads(1)
     try:
-        first, second = (taken(lambda: attention_backward(dout, attention_forward(q, k, v, mask=causal_mask())[1])) for _ in "ab")
+        first, second = (
+            peak(lambda: attention_backward(dout, attention_forward(q, k, v, mask=causal_mask())[1]), fresh=fresh)[0]
+            for fresh in (True, False)
+        )
     finally:
         set_num_threads(None)
     assert first - second > 512 * 256 * 8  # a tile's matrix, at least
-
-
-def taken(work):
-    """The most bytes at a time."""
-    gc.collect()
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries decide otherwise what they keep")
@@ -154,18 +145,18 @@ def test_no_more_waits_than_it_may(monkeypatch):
 
 
 def test_a_room_is_used_again_once_nobody_has_a_part_of_it():
-    room = memory.new_room(100, np.float64)
+    room = memory.new_room(100, np.float64, np)
     address, part = room.ctypes.data, room[10:20].view(np.ndarray)[2:].reshape(2, 4)
     del room
-    other = memory.new_room(100, np.float64)
+    other = memory.new_room(100, np.float64, np)
     assert other.ctypes.data != address  # a part is still there
     part[...] = 3
     other[...] = 5
     np.testing.assert_array_equal(part, 3)
     del part
-    assert memory.new_room(200, np.float32).ctypes.data == address  # as many bytes
-    assert memory.new_room(100, np.float64).ctypes.data == address
-    assert memory.new_room(99, np.float64).ctypes.data != address
+    assert memory.new_room(200, np.float32, np).ctypes.data == address  # as many bytes
+    assert memory.new_room(100, np.float64, np).ctypes.data == address
+    assert memory.new_room(99, np.float64, np).ctypes.data != address
 
 
 def test_what_is_saved_outlives_the_calls_that_come_after():
@@ -188,12 +179,12 @@ def test_what_is_saved_outlives_the_calls_that_come_after():
 def test_old_rooms_make_way(monkeypatch):
     monkeypatch.setattr(memory, "SPARE_BYTES", 25)
     for size in (10, 10, 20, 30):
-        memory.new_room(size, np.uint8)
+        memory.new_room(size, np.uint8, np)
     assert {n: len(rooms) for n, rooms in memory._spare_rooms.items()} == {}
     for size in (30, 10, 20):
-        memory.new_room(size, np.uint8)
+        memory.new_room(size, np.uint8, np)
     assert {n: len(rooms) for n, rooms in memory._spare_rooms.items()} == {20: 1}
-    held = [memory.new_room(10, np.uint8) for _ in range(2)]
+    held = [memory.new_room(10, np.uint8, np) for _ in range(2)]
     held.clear()
     assert {n: len(rooms) for n, rooms in memory._spare_rooms.items()} == {10: 2}
 

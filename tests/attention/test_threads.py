@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,11 +11,10 @@ from hypothesis import strategies as st
 
 from npattn import Dropout, causal_mask, get_num_threads, length_mask, set_num_threads
 from npattn._arrays import threads as pool
-from npattn._attention import tiling
 from npattn.testing.candidates import npattn_candidate
 from npattn.testing.problems import Alibi, attention_problem
 from npattn.testing.strategies import attention_problems
-from tests.attention.paths import CANDIDATES
+from tests.attention.paths import CANDIDATES, no_problem_too_small
 
 COUNTS = (1, 2, 5)
 
@@ -25,17 +23,6 @@ COUNTS = (1, 2, 5)
 def _the_default_count():
     yield
     set_num_threads(None)
-
-
-@contextlib.contextmanager
-def no_problem_too_small():
-    """Threads and the guard of BLAS even for problems that would be done before a thread has woken up."""
-    found = tiling.SMALL_PRODUCT, tiling.SMALL_PROBLEM
-    tiling.SMALL_PRODUCT = tiling.SMALL_PROBLEM = 0
-    try:
-        yield
-    finally:
-        tiling.SMALL_PRODUCT, tiling.SMALL_PROBLEM = found
 
 
 def answers(candidate, problem):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import numpy as np
 import pytest
 
@@ -19,7 +17,7 @@ from npattn import (
     window_mask,
 )
 from npattn._attention import formula, tiles, tiling
-from npattn._attention.memory import drop_spare_memory
+from tests.attention.peaks import peak
 
 SIDE = 2048
 SEGMENTS = np.repeat(np.arange(8), SIDE // 8)
@@ -120,13 +118,7 @@ def test_a_variable_that_is_no_number(monkeypatch, room):
 
 
 def peak_mib(work):
-    drop_spare_memory()
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1] / 2**20
-    finally:
-        tracemalloc.stop()
+    return peak(work)[0] / 2**20
 
 
 @pytest.mark.slow
