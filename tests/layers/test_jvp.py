@@ -263,6 +263,21 @@ def test_lower_precisions(case, dtype):
 
 
 @every_case
+@pytest.mark.parametrize(("dtype", "large"), [("float64", 1e200), ("float32", 1e30), ("float16", 2e4)])
+def test_no_floating_point_warning(case, dtype, large):
+    largest = float(np.finfo(dtype).max)
+    for size in (1 / large, 1.0, large):
+
+        def sized(x, size=size):
+            return np.clip(x * size, -largest, largest).astype(dtype)
+
+        args, t, dout, tdout = (tree_map(sized, x) for x in Drawn.of(case))
+        with np.errstate(all="raise"):
+            case.jvp(args, t)
+            case.backward_jvp(args, dout, t, tdout)
+
+
+@every_case
 def test_nothing_is_written_and_nothing_shared(case):
     args, t, dout, tdout = Drawn.of(case)
     for x in leaves([args, t, dout, tdout]):

@@ -151,6 +151,18 @@ def test_parameters_keep_their_dtype(rule, dtype):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=["sgd", "nesterov", "adamw"])
+@pytest.mark.parametrize(("dtype", "large"), [("float64", 1e200), ("float32", 1e30), ("float16", 2e4)])
+def test_no_floating_point_warning(rule, dtype, large):
+    for size in (1 / large, large):
+        params = tree_map(lambda x, size=size: np.asarray(x * size).astype(dtype), make_params())
+        with np.errstate(all="raise"):
+            state = rule.init(params)
+            for _ in range(3):
+                params, state = rule._replace(lr=3.0).update(params, params, state)
+            clip_global_norm(params, large)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=["sgd", "nesterov", "adamw"])
 def test_nothing_is_written_or_shared(rule):
     params = make_params()
     grads = gradients(params, 1)
