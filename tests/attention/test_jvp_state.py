@@ -33,12 +33,12 @@ from npattn.testing.problems import Alibi, attention_problem
 from npattn.testing.state_laws import shares_memory
 from npattn.testing.strategies import attention_problems
 from tests.attention.every_option import EVERY_OPTION
-from tests.attention.paths import PATHS
+from tests.attention.paths import PATHS, no_problem_too_small
 from tests.attention.peaks import peak
 from tests.attention.tangent_laws import agree, agrees_to_rounding, rounding
 from tests.attention.tangent_matrices import Results, matrix_tangents, tangent_scales
 from tests.attention.tangents import attention_tangents, directions, in_library, ours, tangents_of
-from tests.attention.test_threads import LARGE, no_problem_too_small
+from tests.attention.test_threads import LARGE
 
 paths = st.sampled_from(sorted(PATHS))
 every_path = pytest.mark.parametrize("path", PATHS)
