@@ -31,7 +31,7 @@ def unseen_keys_leave_no_trace(candidate: Candidate, problem: AttentionProblem) 
         k, v = full.k.copy(), full.v.copy()
         for x in (k, v):  # from order 1 to numbers whose sums overflow
             size = 0.9 * float(np.finfo(x.dtype).max) ** rng.uniform()
-            x[(*batch, head // group)][hidden] = rng.uniform(-size, size, (len(hidden), x.shape[-1])).astype(x.dtype)
+            x[(*batch, head // group)][hidden] = (size * rng.uniform(-1.0, 1.0, (len(hidden), x.shape[-1]))).astype(x.dtype)
         got = candidate.answer(full.replace(k=k, v=v))
         mine, wanted = (
             {name: getattr(x, name)[row] for name in ("out", "dq") if getattr(x, name) is not None} for x in (got, plain)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from npattn._attention.mask_kinds import causal_mask, causal_mask_end, length_mask, segment_mask, window_mask
-from npattn._attention.masks import Mask, as_mask
+from npattn._attention.masks import Mask
 
 MASKS = ("causal", "causal_end", "window", "length", "segment", "array")
 
@@ -63,10 +63,8 @@ def mask_trees(
         mask: Mask | np.ndarray[Any, Any] = _draw_mask(draw, draw(st.sampled_from(list(kinds))), lead, H, T, S)
         return mask
     inner = [draw(mask_trees(lead, H, T, S, kinds=kinds, depth=depth - 1)) for _ in range(1 if form == "not" else 2)]
-    if form == "not":
-        return ~as_mask("mask", inner[0])
-    left, right = (as_mask("mask", part) for part in inner)
-    return left & right if form == "and" else left | right
+    made = ~inner[0] if form == "not" else inner[0] & inner[1] if form == "and" else inner[0] | inner[1]
+    return np.asarray(made) if isinstance(made, np.generic) else made  # what NumPy makes of arrays without axes
 
 
 def _draw_mask(draw: DrawFn, kind: str, lead: tuple[int, ...], H: int, T: int, S: int) -> Any:

@@ -45,6 +45,7 @@ def same_bits(one, two):
 @given(attention_problems(layouts=LAYOUTS, extreme=EXTREMES, empty=True, dtypes=["float64", "float32", "float16"]))
 def test_the_repr_is_code_that_rebuilds_it(problem):
     again = eval(repr(problem), NAMES)
+    assert repr(again) == repr(problem)
     same_bits(again, problem)
     for name in ("q", "k", "v"):
         assert getattr(again, name).strides == getattr(problem, name).strides
