@@ -27,7 +27,7 @@ def new_memory(size: int, dtype: Any, xp: Namespace) -> Array:
 
 Memory: TypeAlias = dict[str, MarkedMemory]  # the bytes behind the buffers of each name
 
-SPARE_BYTES = 1 << 26  # memory that waits for its next use, at most
+SPARE_BYTES = 5 << 26  # memory that waits for its next use, at most: the largest room that is kept, and tiles
 
 # Every change of these is one operation, so that threads need no lock.
 _spare: list[tuple[int, Memory]] = []  # of threads that have done their jobs, with its bytes
