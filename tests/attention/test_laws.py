@@ -13,7 +13,7 @@ from npattn.testing.candidates import npattn_candidate
 from npattn.testing.laws import LAWS, ORDINARY
 from npattn.testing.layouts import LAYOUTS
 from npattn.testing.libraries import Unavailable, open_library
-from npattn.testing.problems import EXTREMES
+from npattn.testing.problems import EXTREMES, attention_problem
 from npattn.testing.strategies import attention_problems
 from tests.attention.every_option import EVERY_OPTION
 from tests.attention.paths import CANDIDATES
@@ -71,6 +71,12 @@ def test_precision_of_many_heads():
 @pytest.mark.parametrize("name", [name for name in LAWS if name not in ORDINARY])
 def test_extreme_numbers(name):
     hold(name, [OURS], 8, extreme=EXTREMES, dtypes=["float64", "float32"])
+
+
+def test_numbers_up_to_the_largest():
+    """This problem's seed makes a law draw from nearly all that float64 has."""
+    problem = attention_problem((1, 2, 1, 0), (1, 2, 0, 0), (1, 2, 0, 0), seed=989, values="integers")
+    LAWS["unseen_keys_leave_no_trace"](OURS, problem)
 
 
 @every_law
