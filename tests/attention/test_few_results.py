@@ -82,4 +82,6 @@ def test_one_query_and_thousands_of_keys(options):
     numerators = np.exp(scores)
     total = numerators.sum(axis=-1, keepdims=True) + (np.exp(problem.sinks)[:, None, None] if options else 0)
     weights = (numerators / total).reshape(1, 2, 2, -1)
-    np.testing.assert_allclose(found[0].out, np.einsum("bkgs,bkse->bkge", weights, problem.v).reshape(1, 4, 1, 8), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        found[0].out, np.einsum("bkgs,bkse->bkge", weights, problem.v).reshape(1, 4, 1, 8), rtol=0, atol=1e-13
+    )
