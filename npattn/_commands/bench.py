@@ -26,7 +26,7 @@ from npattn._commands.bench_train import TRAININGS, TrainCase, npattn_step, prep
 from npattn._commands.terminal import Bar, Terminal
 
 AnyCase = Case | TrainCase
-SECONDS, LEAST = 1.5, 5  # for a pass of a case, and rounds at least
+SECONDS, LEAST = 6.0, 9  # for a pass of a case, and rounds at least
 QUICK_SECONDS, QUICK_LEAST = 0.25, 3
 
 

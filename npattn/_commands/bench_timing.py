@@ -23,7 +23,7 @@ TOLERANCES = {"float64": 3e-14, "float32": 3e-5, "float16": 1e-2, "bfloat16": 5e
 SAMPLE = 0.005  # seconds: a shorter call is repeated within a sample
 WARM = 0.05  # seconds: before each sample of a shorter call, it is made untimed, once or for a millisecond
 LOOK, QUIET, PATIENCE = 0.005, 0.001, 0.3  # seconds: how often to look for threads that spin, what is none, how long to wait
-LONG = 2.0  # seconds: with a longer round, three must do
+LONG, OF_LONG = 2.0, 5  # seconds: with a longer round, so many must do
 MOST = 100  # repetitions
 STOLEN, AGAIN = 0.05, 2  # a sample that lost more of its time to other virtual machines is taken again, so often at most
 
@@ -77,7 +77,7 @@ def interleave(
     seconds : float
         About how long all of it takes, if ``least`` rounds do not take longer.
     least : int
-        So many rounds at least, or three if a round is long.
+        So many rounds at least, or five if a round is long.
     repeat : int or None
         Exactly so many rounds.
     tick : callable
@@ -100,7 +100,7 @@ def interleave(
         counts = {name: max(math.ceil(SAMPLE / estimate), 1) for name, estimate in guess.items()}
         warm = {name: max(math.ceil(0.001 / estimate), 1) if estimate < WARM else 0 for name, estimate in guess.items()}
         round_time += sum(estimate * (counts[name] + warm[name]) for name, estimate in guess.items())
-        rounds = repeat or max(min(int(seconds / round_time), MOST), min(least, 3) if round_time > LONG else least)
+        rounds = repeat or max(min(int(seconds / round_time), MOST), min(least, OF_LONG) if round_time > LONG else least)
         samples: dict[str, list[float]] = {name: [] for name in calls}
         names = list(calls)
         chance = random.Random(0)
