@@ -1,4 +1,4 @@
-"""Matrix products, in pieces on the pool's threads: BLAS itself is held to one thread.
+"""Matrix products that threads share: in pieces on the pool's threads, BLAS held to one, and with Python's lock given back.
 
 The threads of OpenBLAS go on spinning for a tenth of a second after each product, on CPUs that the next passes need. And how it
 shares a product among its threads changes the bits of the result. Here the pieces depend on shapes alone.
@@ -17,6 +17,7 @@ from npattn._arrays.namespace import Array, Namespace
 SMALL = 1 << 15  # multiplications of a product that no BLAS gives to several threads
 LARGE = 1 << 21  # of one that is not done before a second thread has woken up
 PIECE = 1 << 26  # of a piece: enough for the time that BLAS takes to lay the other matrix out to be small
+FEW_RESULTS, LONG_SUM = 500, 1024  # NumPy's matmul asks for the former alone; shorter sums do not take long
 ALIGN = 64  # rows or columns of a piece are a multiple of it, as BLAS likes them
 
 
@@ -44,6 +45,20 @@ def multiply(*products: Product, xp: Namespace) -> list[Array]:
     with threads.one_blas_thread():
         threads.run(lambda _: _do, jobs, threads=count)
     return outs
+
+
+def multiply_into(out: Array, a: Array, b: Array) -> Array:
+    """``a b`` of NumPy arrays (..., M, K) and (..., K, N), with Python's lock given back meanwhile so that other threads go on.
+
+    NumPy's matmul keeps it where there are few results, however long they take: a row of weights times thousands of values.
+    """
+    if out.size >= FEW_RESULTS or a.shape[-1] < LONG_SUM:
+        return np.matmul(a, b, out=out)
+    lead = out.shape[:-2]
+    a, b = np.broadcast_to(a, (*lead, *a.shape[-2:])), np.broadcast_to(b, (*lead, *b.shape[-2:]))
+    for index in np.ndindex(*lead):
+        out[index] = np.dot(a[index], b[index])
+    return out
 
 
 def _whole(product: Product) -> Array:

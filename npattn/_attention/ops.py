@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from npattn._arrays.namespace import Array, Namespace
+from npattn._arrays.products import multiply_into
 from npattn._attention.memory import MarkedMemory, Memory, new_memory
 
 
@@ -225,9 +226,7 @@ class Scratch:
 
     def matmul(self, a: Array, b: Array, name: str) -> Array:
         out = self.take_pairs(name, (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
-        if out.size < FEW_RESULTS and a.shape[-1] >= LONG_SUM and self.xp is np:
-            return _matmul_unlocked(a, b, out)
-        return self.xp.matmul(a, b, out=out)
+        return multiply_into(out, a, b) if self.xp is np else self.xp.matmul(a, b, out=out)
 
     def add(self, a: Array, b: Array | float, name: str | None = None) -> Array:
         return self.elementwise(self.xp.add, a, b, name)
@@ -273,21 +272,6 @@ class Scratch:
         for start, stop, pairs in hidden:
             self.xp.copyto(a[..., start:stop], value, where=pairs)
         return a
-
-
-FEW_RESULTS, LONG_SUM = 500, 1024  # NumPy's matmul asks for the former alone; shorter sums do not take long
-
-
-def _matmul_unlocked(a: Array, b: Array, out: Array) -> Array:
-    """``a @ b`` with Python's lock given back meanwhile, so that other threads can go on.
-
-    NumPy's matmul keeps it where there are few results, however long they take: a row of weights times thousands of values.
-    """
-    lead = out.shape[:-2]
-    a, b = np.broadcast_to(a, (*lead, *a.shape[-2:])), np.broadcast_to(b, (*lead, *b.shape[-2:]))
-    for index in np.ndindex(*lead):
-        out[index] = np.dot(a[index], b[index])
-    return out
 
 
 def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

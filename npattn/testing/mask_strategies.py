@@ -63,7 +63,10 @@ def mask_trees(
         mask: Mask | np.ndarray[Any, Any] = _draw_mask(draw, draw(st.sampled_from(list(kinds))), lead, H, T, S)
         return mask
     inner = [draw(mask_trees(lead, H, T, S, kinds=kinds, depth=depth - 1)) for _ in range(1 if form == "not" else 2)]
-    made = ~inner[0] if form == "not" else inner[0] & inner[1] if form == "and" else inner[0] | inner[1]
+    if form == "not":
+        made = ~inner[0]
+    else:
+        made = inner[0] & inner[1] if form == "and" else inner[0] | inner[1]
     return np.asarray(made) if isinstance(made, np.generic) else made  # what NumPy makes of arrays without axes
 
 

@@ -22,7 +22,7 @@ from npattn import (
 )
 from npattn._attention import memory
 from npattn._attention.memory import drop_spare_memory, lent_memory
-from npattn._attention.tiling import Sizes, forced
+from npattn._attention.tiling import KEEP_MIB, Sizes, forced
 from tests.attention.paths import no_problem_too_small
 from tests.attention.peaks import peak
 
@@ -175,6 +175,15 @@ def test_what_is_saved_outlives_the_calls_that_come_after():
         attention_forward(k, v, q, mask=causal_mask())
         np.testing.assert_array_equal(weights, copy)
         assert memory._spare_rooms
+
+
+def test_the_largest_room_that_is_kept_waits():
+    """With what sets its rows apart, 64 numbers a row and run of keys: T = S = 2048 in float64 is just at the limit."""
+    rows, keys = 8 * 2048, 2048
+    assert rows * keys * 8 == KEEP_MIB << 20
+    size = rows * (keys + 3 * 64)
+    memory.new_room(size, np.float64, np)
+    assert list(memory._spare_rooms) == [size * 8]
 
 
 def test_old_rooms_make_way(monkeypatch):
