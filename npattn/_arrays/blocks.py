@@ -45,8 +45,7 @@ def _run(calls: Sequence[Call], xp: Namespace, totals: int) -> list[Results]:
         def work(job: tuple[_Results, int]) -> None:
             results, n = job
             part = results.blocks[n]
-            with np.errstate(all="ignore"):
-                results.put(n, part, results.f(*(array[part] for array in results.arrays)))
+            results.put(n, part, results.f(*(array[part] for array in results.arrays)))
 
         return work
 

@@ -43,7 +43,7 @@ def multiply(*products: Product, xp: Namespace) -> list[Array]:
     jobs = [job for product, out in zip(products, outs, strict=True) for job in _jobs(product, out)]
     count = threads.get_num_threads() if sum(product.size for product in products) >= LARGE else 1
     with threads.one_blas_thread():
-        threads.run(lambda _: _do, jobs, threads=count)
+        threads.run(lambda _: lambda job: job(), jobs, threads=count)
     return outs
 
 
@@ -85,8 +85,3 @@ def _jobs(product: Product, out: Array) -> list[Callable[[], None]]:
             out[:, part] += product.row[part]
 
     return [lambda part=part: (rows if by_rows else columns)(part) for part in parts]  # type: ignore[misc]
-
-
-def _do(job: Callable[[], None]) -> None:
-    with np.errstate(all="ignore"):
-        job()

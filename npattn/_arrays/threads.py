@@ -16,6 +16,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
+
 from npattn._arrays.checks import host_int
 
 Job = TypeVar("Job")
@@ -126,7 +128,7 @@ class _Call:
                 return
             self.active += 1
         try:
-            with one_blas_thread():
+            with one_blas_thread(), np.errstate(all="ignore"):
                 self.take_jobs()
         except Cancelled:
             pass
@@ -176,8 +178,13 @@ def run(worker: Worker[Job], jobs: Sequence[Job], *, threads: int) -> None:
 
     Every thread calls ``worker(check)`` once, for a function that does a job with memory of its own. ``check`` is for a long job
     to call now and then: it ends the job when another one has failed or the user interrupts. The first exception reaches the
-    caller as it was raised, after every thread has stopped writing.
+    caller as it was raised, after every thread has stopped writing. Jobs run without floating-point warnings.
     """
+    with np.errstate(all="ignore"):
+        _run(worker, jobs, threads)
+
+
+def _run(worker: Worker[Job], jobs: Sequence[Job], threads: int) -> None:
     helpers = min(threads, len(jobs)) - 1
     if helpers < 1 or not _pool.grow(helpers):
         work = worker(_never)

@@ -34,6 +34,7 @@ class Part(NamedTuple):
     out: Array
     row_max: Array
     row_sum: Array
+    complete: bool = False  # no row can be one that has seen no key; if not, some may be
 
 
 class Rows(NamedTuple):
@@ -93,17 +94,20 @@ def part_of_tile(ops: Ops, capped: Array, v: Array, terms: Terms, before: Part |
     row_max, seen = ops.row_max(x), terms.live
     if before is not None:
         row_max = xp.maximum(before.row_max, row_max)
-        seen = None if seen is None else seen | (before.row_sum != 0)
+        seen = None if seen is None or before.complete else seen | (before.row_sum != 0)
     p = exponentials(ops, x, row_max if seen is None else xp.where(seen, row_max, 0.0))
     if keep:
         p = ops.hide(p, terms.hidden, 0.0)  # a row that is NaN is NaN at its hidden pairs too
     row_sum = ops.row_sum(p)
     dropped = p if terms.factors is None else ops.multiply(p, terms.factors, "dropped" if keep else None)
     if before is None:
-        return Part(ops.matmul(dropped, v, "out"), row_max, row_sum), p
-    factor = rescale(before.row_max, before.row_sum, row_max, xp)
+        return Part(ops.matmul(dropped, v, "out"), row_max, row_sum, seen is None), p
+    if before.complete:
+        factor = xp.exp(before.row_max - row_max)
+    else:
+        factor = rescale(before.row_max, before.row_sum, row_max, xp)
     out = ops.add(ops.multiply(before.out, factor), ops.matmul(dropped, v, "tile_out"))
-    return Part(out, row_max, factor * before.row_sum + row_sum), p
+    return Part(out, row_max, factor * before.row_sum + row_sum, seen is None), p
 
 
 def empty_part(shape: tuple[int, ...], value_size: int, dtype: Any, device: Any, xp: Namespace) -> Part:

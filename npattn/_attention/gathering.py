@@ -61,23 +61,22 @@ def gather(problem: Problem, sizes: Sizes, begin: Callable[[Ops, int, Place], Un
     def worker(ops: Ops, check: Callable[[], None]) -> Callable[[int], None]:
         def work(job: int) -> None:
             for copy, number, unit in jobs[job]:
-                with np.errstate(all="ignore"):
-                    rows = begin(ops, number, unit)
-                    for place, grads in rows.shares(sizes, check):
-                        part = (*unit.lead, unit.heads, place.keys, slice(None))
-                        for sums, share in ((dk, grads.dk), (dv, grads.dv)):
-                            if share is not None:
-                                sums.add(copy, part, share)
-                        if dbias is not None:
-                            index, share = bias_share(problem, place, grads.dbiased)
-                            if is_wide(bias_shape):
-                                dbias.add(0, index, share)
-                            else:
-                                # a share that nothing was summed in is still the tile's own memory
-                                waiting[job].append((dbias, index, xp.asarray(share, copy=True)))
-                    dq.put(unit, rows.dq())
-                    if dsinks is not None:
-                        waiting[job].append((dsinks, (unit.heads, unit.group), rows.dsinks()))
+                rows = begin(ops, number, unit)
+                for place, grads in rows.shares(sizes, check):
+                    part = (*unit.lead, unit.heads, place.keys, slice(None))
+                    for sums, share in ((dk, grads.dk), (dv, grads.dv)):
+                        if share is not None:
+                            sums.add(copy, part, share)
+                    if dbias is not None:
+                        index, share = bias_share(problem, place, grads.dbiased)
+                        if is_wide(bias_shape):
+                            dbias.add(0, index, share)
+                        else:
+                            # a share that nothing was summed in is still the tile's own memory
+                            waiting[job].append((dbias, index, xp.asarray(share, copy=True)))
+                dq.put(unit, rows.dq())
+                if dsinks is not None:
+                    waiting[job].append((dsinks, (unit.heads, unit.group), rows.dsinks()))
 
         return work
 

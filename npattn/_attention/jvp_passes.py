@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import numpy as np
-
 from npattn._arrays.namespace import Array
 from npattn._attention import formula, formula_jvp
 from npattn._attention.formula import TileGrads
@@ -78,9 +76,8 @@ def jvp(problem: Problem, along: Problem, sizes: Sizes) -> Jvp:
 
     def worker(ops: Ops, check: Callable[[], None]) -> Callable[[int], None]:
         def work(index: int) -> None:
-            with np.errstate(all="ignore"):
-                for store, rows in zip(stores, _jvp_unit(problem, along, sizes, units[index], ops, check), strict=True):
-                    store.put(units[index], rows)
+            for store, rows in zip(stores, _jvp_unit(problem, along, sizes, units[index], ops, check), strict=True):
+                store.put(units[index], rows)
 
         return work
 
@@ -103,7 +100,7 @@ def _jvp_unit(problem: Problem, along: Problem, sizes: Sizes, unit: Place, ops: 
     if problem.options.sinks is not None:
         done = formula_jvp.add_sink(done, sink_rows(problem, unit), directions.tsinks, xp)
     out = formula.normalised(done.part, xp, every_row_sees=problem.every_row_sees)
-    _, row_max, row_sum = done.part
+    row_max, row_sum = done.part.row_max, done.part.row_sum
     tout, tlse = formula_jvp.normalised(done.tout, done.tsum, out, row_sum, xp)
     return Jvp(
         out,

@@ -8,6 +8,7 @@ handed to an operation as the first argument, unless it gave the result a name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -159,7 +160,10 @@ class FreshNumPy(Fresh):
 
 
 class Scratch:
-    """Results into buffers that are used again; one object a thread and call. The next call gets its ``memory``."""
+    """Results into buffers that are used again; one object a thread and call. The next call gets its ``memory``.
+
+    What a tile's matrices need besides arithmetic is kept small and remembered: threads wait for Python's lock meanwhile.
+    """
 
     def __init__(self, xp: Namespace, dtype: Any, apart: int, memory: Memory) -> None:
         self.xp = xp
@@ -168,23 +172,41 @@ class Scratch:
         self.itemsize = np.dtype(dtype).itemsize
         self.memory = memory
         self.buffers: dict[str, Array] = {}
+        self.results: dict[str, dict[tuple[int, ...], Array]] = {}  # views of the buffers: of each name, by shape
+        self.whole: dict[int, Array] = {}  # of each result, by its id: the same with the space after its rows
 
     def lend(self, name: str, memory: Array | None) -> None:
+        for result in self.results.pop(name, {}).values():
+            del self.whole[id(result)]
         if memory is None:
             self.buffers.pop(name, None)
         else:
             self.buffers[name] = memory.view(np.ndarray) if self.xp is np else memory
 
     def take(self, name: str, shape: tuple[int, ...]) -> Array:
-        """A buffer of this name and shape, with anything in it."""
-        size = 1
-        for n in shape:
-            size *= n
+        """The result of this name and shape, with anything in it; in one piece, or with space after its rows.
+
+        Rows that lie a multiple of 1 KiB apart fall on the same few lines of a core's cache, and matrix products that write
+        there run up to a quarter slower.
+        """
+        results = self.results.get(name)
+        found = None if results is None else results.get(shape)
+        return self.make(name, shape) if found is None else found
+
+    def make(self, name: str, shape: tuple[int, ...]) -> Array:
+        """`take` for the first time."""
+        keys = shape[-1]
+        space = 64 // self.itemsize if self.xp is np and keys and keys * self.itemsize % self.apart == 0 else 0
+        size = math.prod(shape[:-1]) * (keys + space)
         buffer = self.buffers.get(name)
         if buffer is None or buffer.size < size:
             self.lend(name, self.own_memory(name, size))
             buffer = self.buffers[name]
-        return buffer[:size].reshape(shape)
+        whole = buffer[:size].reshape(*shape[:-1], keys + space)
+        result = whole[..., :keys]
+        self.results.setdefault(name, {})[shape] = result
+        self.whole[id(result)] = whole
+        return result
 
     def own_memory(self, name: str, size: int) -> Array:
         """Memory for at least ``size`` elements: what another call has left, if that is enough."""
@@ -194,17 +216,6 @@ class Scratch:
         if memory is None or memory.size < size * self.itemsize:
             self.memory[name] = memory = new_memory(size * self.itemsize, np.uint8, np)
         return memory[: memory.size // self.itemsize * self.itemsize].view(self.dtype)
-
-    def take_pairs(self, name: str, shape: tuple[int, ...]) -> Array:
-        """A buffer for a tile's matrix, with space after rows that would be a multiple of ``apart`` bytes long.
-
-        Rows that lie a multiple of 1 KiB apart fall on the same few lines of a core's cache, and matrix products that write
-        there run up to a quarter slower.
-        """
-        keys = shape[-1]
-        if self.xp is not np or keys == 0 or keys * self.itemsize % self.apart:
-            return self.take(name, shape)
-        return self.take(name, (*shape[:-1], keys + 64 // self.itemsize))[..., :keys]
 
     def load(self, x: Array, name: str, *, scale: float = 1.0, live: Array | None = None) -> Array:
         if live is not None:
@@ -225,7 +236,9 @@ class Scratch:
         return copy if scale == 1.0 else self.xp.multiply(copy, scale, out=copy)
 
     def matmul(self, a: Array, b: Array, name: str) -> Array:
-        out = self.take_pairs(name, (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
+        *lead, rows, _ = a.shape
+        *other, _, columns = b.shape
+        out = self.take(name, (*(lead if lead == other else broadcast(tuple(lead), tuple(other))), rows, columns))
         return multiply_into(out, a, b) if self.xp is np else self.xp.matmul(a, b, out=out)
 
     def add(self, a: Array, b: Array | float, name: str | None = None) -> Array:
@@ -239,21 +252,27 @@ class Scratch:
 
     def elementwise(self, function: Any, a: Array, b: Array | float, name: str | None) -> Array:
         """``function(a, b)``, over whole rows where a's have space after them: one long loop is faster than one a row."""
-        out = a if name is None else self.take_pairs(name, a.shape)
-        x, y = _to_the_end(a), _to_the_end(b)
-        if getattr(y, "shape", (1,))[-1] in (1, x.shape[-1]):
-            function(x, y, out=_to_the_end(out))
+        out = a if name is None else self.take(name, a.shape)
+        x = self.to_the_end(a)
+        y = b if isinstance(b, float) or b.shape[-1] == 1 else self.to_the_end(b)
+        if isinstance(b, float) or y.shape[-1] in (1, x.shape[-1]):
+            function(x, y, x if out is a else self.to_the_end(out))
         else:
-            function(a, b, out=out)
+            function(a, b, out)
         return out
 
+    def to_the_end(self, a: Array) -> Array:
+        """A matrix with the space after its rows, which may hold anything."""
+        whole = self.whole.get(id(a))
+        return _to_the_end(a) if whole is None else whole
+
     def exp(self, a: Array, name: str | None = None) -> Array:
-        out = a if name is None else self.take_pairs(name, a.shape)
-        self.xp.exp(_to_the_end(a), out=_to_the_end(out))
+        out = a if name is None else self.take(name, a.shape)
+        self.xp.exp(self.to_the_end(a), self.to_the_end(out))
         return out
 
     def tanh(self, a: Array) -> Array:
-        self.xp.tanh(_to_the_end(a), out=_to_the_end(a))
+        self.xp.tanh(self.to_the_end(a), self.to_the_end(a))
         return a
 
     def transpose(self, a: Array) -> Array:
@@ -282,8 +301,8 @@ def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(n if m == 1 else m for m, n in zip(a, b, strict=True))
 
 
-def _to_the_end(a: Any) -> Any:
-    """A matrix of a Scratch with the space after its rows, which may hold anything; other arrays and numbers as they are."""
+def _to_the_end(a: Array) -> Array:
+    """A matrix of another Scratch with the space after its rows; other arrays as they are."""
     if not isinstance(getattr(getattr(a, "base", None), "base", None), MarkedMemory):
         return a
     width = a.strides[-2] // a.itemsize

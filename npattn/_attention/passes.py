@@ -53,11 +53,9 @@ def forward(problem: Problem, sizes: Sizes, *, keep: bool) -> Forward:
 
     def worker(ops: Ops, check: Callable[[], None]) -> Callable[[int], None]:
         def work(index: int) -> None:
-            with np.errstate(all="ignore"):
-                part, of_unit = _forward_unit(problem, sizes, units[index], ops, check, keep=keep, room=rooms[index])
-                kept[index] = of_unit
-                for store, rows in zip(stores, part, strict=True):
-                    store.put(units[index], rows)
+            part, kept[index] = _forward_unit(problem, sizes, units[index], ops, check, keep=keep, room=rooms[index])
+            for store, rows in zip(stores, part[:3], strict=True):
+                store.put(units[index], rows)
 
         return work
 
@@ -71,7 +69,7 @@ def _rooms(problem: Problem, sizes: Sizes, units: list[Place]) -> list[Array | N
     if sizes.plain:
         return [None] * len(units)
     heads = [math.prod(s.stop - s.start for s in (*unit.lead, unit.heads)) for unit in units]
-    width = problem.keys + 64 * (problem.keys // max(sizes.keys, 1) + 1)  # rows may be set apart, see Scratch.take_pairs
+    width = problem.keys + 64 * (problem.keys // max(sizes.keys, 1) + 1)  # rows may be set apart, see Scratch.take
     edges = [0, *itertools.accumulate(n * unit.rows * width for n, unit in zip(heads, units, strict=True))]
     memory = new_room(edges[-1], problem.compute, problem.xp)
     return [memory[a:b] for a, b in itertools.pairwise(edges)]

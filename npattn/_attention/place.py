@@ -34,6 +34,10 @@ class Place(NamedTuple):
     whole: tuple[int, ...]
     complete: bool = False  # every leading index, head and query, so that nothing of them need be cut
 
+    def at(self, keys: slice) -> Place:
+        """The same rows against these keys."""
+        return Place(self.lead, self.heads, self.group, self.queries, keys, self.whole, self.complete)
+
     @property
     def rows(self) -> int:
         """The length of the tile's folded row axis, G·T."""

@@ -61,6 +61,9 @@ def unit_keys(problem: Problem, place: Place) -> tuple[Array, Array]:
     k, v = problem.k, problem.v
     if place.complete and place.keys.stop - place.keys.start == problem.keys:
         return k, v
+    if k.shape[:-2] == v.shape[:-2]:
+        part = (*_parts(place, k.shape), place.keys, ...)
+        return k[part], v[part]
     return key_part(place, k), key_part(place, v)
 
 
@@ -79,26 +82,38 @@ def unit_tiles(problem: Problem, unit: Place, sizes: Sizes, ops: Ops) -> Iterabl
     if sizes is ONE_TILE:
         return (whole_tile(problem, unit, ops),) if problem.keys else ()
     tiles = key_tiles(problem, unit, sizes)
-    return (make_tile(problem, unit._replace(keys=keys), mixed, ops, trimmed=True) for keys, mixed in tiles)
+    terms = _bare_terms(problem)
+    if terms is None:
+        return (make_tile(problem, unit.at(keys), mixed, ops, trimmed=True) for keys, mixed in tiles)
+    k, v = unit_keys(problem, unit)
+    return (_bare_tile(unit.at(keys), k[..., keys, :], v[..., keys, :], terms, ops) for keys, _ in tiles)
+
+
+def _bare_terms(problem: Problem) -> Terms | None:
+    """The terms of every tile, if there is nothing that differs from tile to tile: no mask, bias or dropout."""
+    options = problem.options
+    if not (options.mask is options.bias is options.dropout is None):
+        return None
+    return _BARE if options.softcap is None else Terms(options.softcap)
+
+
+def _bare_tile(place: Place, k: Array, v: Array, terms: Terms, ops: Ops) -> Tile:
+    return Tile(place, ops.load(k, "k"), ops.load(v, "v"), terms)
 
 
 def whole_tile(problem: Problem, unit: Place, ops: Ops) -> Tile:
     """A unit's only tile, of all keys; what the mask leaves of them is not looked for."""
-    options = problem.options
-    if unit.complete and options.mask is options.bias is options.dropout is None:
-        terms = _BARE if options.softcap is None else Terms(options.softcap)
-        if problem.dtype is problem.compute:
-            return Tile(unit, problem.k, problem.v, terms)
-        return Tile(unit, ops.load(problem.k, "k"), ops.load(problem.v, "v"), terms)
-    return make_tile(problem, unit, [] if problem.options.mask is None else [unit.keys], ops, trimmed=False)
+    terms = _bare_terms(problem)
+    if terms is None:
+        return make_tile(problem, unit, [] if problem.options.mask is None else [unit.keys], ops, trimmed=False)
+    k, v = unit_keys(problem, unit)
+    return _bare_tile(unit, k, v, terms, ops)
 
 
 def make_tile(problem: Problem, place: Place, mixed: list[slice], ops: Ops, *, trimmed: bool) -> Tile:
     """A tile, with what stands at keys that none of its rows sees set to 0; ``trimmed``: its keys come from the mask's runs."""
     options = problem.options
     k, v = unit_keys(problem, place)
-    if options.mask is None and options.bias is None and options.dropout is None:
-        return Tile(place, ops.load(k, "k"), ops.load(v, "v"), _BARE if options.softcap is None else Terms(options.softcap))
     bias = None if options.bias is None else unit_bias(problem, place)
     hidden = hidden_pairs(problem, place, mixed, bias)
     # a band of keys that came from the mask's runs has no key that nobody sees; else what stands there must be kept out
@@ -137,7 +152,7 @@ def hidden_pairs(problem: Problem, place: Place, mixed: list[slice], bias: Array
         if problem.xp is np and not by_bias.any():
             by_bias = None
     if by_bias is None:
-        return [_span(problem, place, part, ~_visible(problem, place._replace(keys=part))) for part in mixed]
+        return [_span(problem, place, part, ~_visible(problem, place.at(part))) for part in mixed]
     if mixed:
         by_bias = by_bias | ~_visible(problem, place)
     return [_span(problem, place, place.keys, by_bias)]

@@ -149,13 +149,14 @@ def _head_steps(outer: list[int], pairs: int, most: int) -> list[int]:
     return steps
 
 
-def _cut(length: int, step: int) -> list[slice]:
+@functools.lru_cache(maxsize=1024)
+def _cut(length: int, step: int) -> tuple[slice, ...]:
     """An axis in nearly equal pieces of at most ``step``."""
     if 0 < length <= step:
-        return [slice(0, length)]
+        return (slice(0, length),)
     pieces = -(-length // max(step, 1))
     edges = [length * n // pieces for n in range(pieces + 1)] if pieces else []
-    return [slice(a, b) for a, b in itertools.pairwise(edges)]
+    return tuple(slice(a, b) for a, b in itertools.pairwise(edges))
 
 
 def key_tiles(problem: Problem, unit: Place, sizes: Sizes) -> list[tuple[slice, list[slice]]]:
