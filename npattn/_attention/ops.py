@@ -31,6 +31,7 @@ class Ops(Protocol):
     """Arithmetic on a tile's matrices (..., rows, keys)."""
 
     xp: Namespace
+    notes: dict[Any, Any] | None  # what a thread finds out in a call and may use for its next unit
 
     def lend(self, name: str, memory: Array | None) -> None:
         """Write the next results of this name into ``memory``, which outlives the tile; None takes it back."""
@@ -71,6 +72,8 @@ class Ops(Protocol):
 
 class Fresh:
     """New arrays, any library."""
+
+    notes = None
 
     def __init__(self, xp: Namespace, dtype: Any) -> None:
         self.xp = xp
@@ -171,6 +174,7 @@ class Scratch:
         self.apart = apart
         self.itemsize = np.dtype(dtype).itemsize
         self.memory = memory
+        self.notes: dict[Any, Any] | None = {} if xp is np else None
         self.buffers: dict[str, Array] = {}
         self.results: dict[str, dict[tuple[int, ...], Array]] = {}  # views of the buffers: of each name, by shape
         self.whole: dict[int, Array] = {}  # of each result, by its id: the same with the space after its rows

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from npattn._attention.problem import Problem
 from npattn._attention.tiling import ONE_TILE, Sizes, key_tiles
 
 _BARE = Terms()
+REMEMBERED = 1 << 21  # bytes of masks, at most, that a thread remembers during a call
 
 
 class Tile(NamedTuple):
@@ -81,11 +82,12 @@ def unit_tiles(problem: Problem, unit: Place, sizes: Sizes, ops: Ops) -> Iterabl
     """The tiles of a unit in order."""
     if sizes is ONE_TILE:
         return (whole_tile(problem, unit, ops),) if problem.keys else ()
-    tiles = key_tiles(problem, unit, sizes)
     terms = _bare_terms(problem)
     if terms is None:
-        return (make_tile(problem, unit.at(keys), mixed, ops, trimmed=True) for keys, mixed in tiles)
+        shades = _shades(problem, unit, sizes, ops)
+        return (make_tile(problem, unit.at(keys), shade, ops) for keys, shade in shades)
     k, v = unit_keys(problem, unit)
+    tiles = key_tiles(problem, unit, sizes)
     return (_bare_tile(unit.at(keys), k[..., keys, :], v[..., keys, :], terms, ops) for keys, _ in tiles)
 
 
@@ -105,24 +107,64 @@ def whole_tile(problem: Problem, unit: Place, ops: Ops) -> Tile:
     """A unit's only tile, of all keys; what the mask leaves of them is not looked for."""
     terms = _bare_terms(problem)
     if terms is None:
-        return make_tile(problem, unit, [] if problem.options.mask is None else [unit.keys], ops, trimmed=False)
+        shade = _shade(problem, unit, [] if problem.options.mask is None else [unit.keys], trimmed=False)
+        return make_tile(problem, unit, shade, ops)
     k, v = unit_keys(problem, unit)
     return _bare_tile(unit, k, v, terms, ops)
 
 
-def make_tile(problem: Problem, place: Place, mixed: list[slice], ops: Ops, *, trimmed: bool) -> Tile:
-    """A tile, with what stands at keys that none of its rows sees set to 0; ``trimmed``: its keys come from the mask's runs."""
-    options = problem.options
-    k, v = unit_keys(problem, place)
-    bias = None if options.bias is None else unit_bias(problem, place)
+class _Shade(NamedTuple):
+    """What a tile's mask and bias hide."""
+
+    bias: Array | None
+    hidden: list[Hidden]
+    live_rows: Array | None  # as Terms has them
+    live_keys: Array | None  # as Tile has them
+
+
+def _shade(problem: Problem, place: Place, mixed: list[slice], *, trimmed: bool) -> _Shade:
+    """``mixed``: where the mask hides some pairs; ``trimmed``: the keys come from the mask's runs."""
+    mask = problem.options.mask
+    bias = None if problem.options.bias is None else unit_bias(problem, place)
     hidden = hidden_pairs(problem, place, mixed, bias)
     # a band of keys that came from the mask's runs has no key that nobody sees; else what stands there must be kept out
-    live_keys = (
-        None
-        if trimmed and bias is None and options.mask is not None and options.mask.is_tight()
-        else _live_keys(problem, place, hidden)
-    )
-    terms = Terms(options.softcap, bias, hidden, _live_rows(problem, place, hidden), dropout_factors(problem, place))
+    tight = trimmed and bias is None and mask is not None and mask.is_tight()
+    return _Shade(bias, hidden, _live_rows(problem, place, hidden), None if tight else _live_keys(problem, place, hidden))
+
+
+def _shades(problem: Problem, unit: Place, sizes: Sizes, ops: Ops) -> Iterable[tuple[slice, _Shade]]:
+    """The runs of keys of a unit's tiles, and what is hidden there. A mask hides the same from most heads: it is remembered."""
+    mask, notes = problem.options.mask, ops.notes
+    if mask is None or notes is None or problem.options.bias is not None:
+        return _new_shades(problem, unit, sizes)
+    outer = unit.lead if mask.outer_shape() else ()
+    heads = (unit.heads,) if mask.varies_by_head() else ()
+    key = tuple((part.start, part.stop) for part in (unit.queries, unit.group, *outer, *heads))
+    return notes[key] if key in notes else _noted(notes, key, _new_shades(problem, unit, sizes))
+
+
+def _new_shades(problem: Problem, unit: Place, sizes: Sizes) -> Iterator[tuple[slice, _Shade]]:
+    for keys, mixed in key_tiles(problem, unit, sizes):
+        yield keys, _shade(problem, unit.at(keys), mixed, trimmed=True)
+
+
+def _noted(notes: dict[Any, Any], key: Any, shades: Iterator[tuple[slice, _Shade]]) -> Iterator[tuple[slice, _Shade]]:
+    """The same, which is noted at the end if there is room for it."""
+    made: list[tuple[slice, _Shade]] = []
+    size = notes.get("size", 0)
+    for keys, shade in shades:
+        yield keys, shade
+        size += sum(part.pairs.nbytes for part in shade.hidden)
+        if size <= REMEMBERED:
+            made.append((keys, shade))
+    if size <= REMEMBERED:
+        notes[key], notes["size"] = made, size
+
+
+def make_tile(problem: Problem, place: Place, shade: _Shade, ops: Ops) -> Tile:
+    """A tile, with what stands at keys that none of its rows sees set to 0."""
+    (k, v), live_keys = unit_keys(problem, place), shade.live_keys
+    terms = Terms(problem.options.softcap, shade.bias, shade.hidden, shade.live_rows, dropout_factors(problem, place))
     return Tile(place, ops.load(k, "k", live=live_keys), ops.load(v, "v", live=live_keys), terms, live_keys)
 
 
