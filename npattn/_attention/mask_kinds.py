@@ -183,6 +183,11 @@ class _Band(Mask):
         stops = (place.keys.stop, place.keys.stop) if self.right is None else (last + self.right + 1, first + self.right + 1)
         return nested_runs(place.keys, some=(starts[0], stops[0]), every=(starts[1], stops[1]))
 
+    def reach(self, queries: int, S: int) -> int:
+        if self.left is None or self.right is None or not self.is_tight():
+            return S
+        return min(queries + self.left + self.right, S)
+
     def visible(self, place: Place, xp: Namespace, device: Any) -> Array:
         keys = place.key_positions(xp, device, xp.int32)
         first = None if self.left is None else keys >= self._edge(place, -self.left, xp, device)
@@ -240,6 +245,11 @@ class _Lengths(Mask):
             if place.queries.stop > int(parts[1].min()):
                 least = 0
         return nested_runs(place.keys, some=(0, most), every=(0, least))
+
+    def reach(self, queries: int, S: int) -> int:
+        if not isinstance(self.keys, np.ndarray) or self.keys.size == 0:
+            return S
+        return max(min(int(self.keys.max()), S), 0)
 
     def shows_every_query(self, T: int, S: int) -> bool:
         needed = ((self.keys, 1), (self.queries, T))

@@ -197,6 +197,10 @@ class Mask:
         """Whether every one of T queries is known to see one of S > 0 keys, in every batch entry."""
         return False
 
+    def reach(self, queries: int, S: int) -> int:
+        """How many of S keys so many neighbouring queries may see, at most; what is known without looking at each."""
+        return S
+
     def visible(self, place: Place, xp: Namespace, device: Any) -> Array:
         """The pairs of ``place``, boolean, broadcasting to (..., K, G, T, S)."""
         raise NotImplementedError
@@ -284,6 +288,9 @@ class _Both(Mask):
     def runs(self, place: Place) -> list[Run]:
         return both(self.left.runs(place), self.right.runs(place))
 
+    def reach(self, queries: int, S: int) -> int:
+        return min(self.left.reach(queries, S), self.right.reach(queries, S))
+
     def visible(self, place: Place, xp: Namespace, device: Any) -> Array:
         return self.left.visible(place, xp, device) & self.right.visible(place, xp, device)
 
@@ -308,6 +315,9 @@ class _Either(_Both):
 
     def runs(self, place: Place) -> list[Run]:
         return inverse(both(inverse(self.left.runs(place)), inverse(self.right.runs(place))))
+
+    def reach(self, queries: int, S: int) -> int:
+        return min(self.left.reach(queries, S) + self.right.reach(queries, S), S)
 
     def visible(self, place: Place, xp: Namespace, device: Any) -> Array:
         return self.left.visible(place, xp, device) | self.right.visible(place, xp, device)

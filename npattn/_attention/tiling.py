@@ -28,7 +28,8 @@ from npattn._attention.problem import Problem
 SMALL_PRODUCT = 1 << 15  # multiplications of a matrix product that no BLAS gives to several threads
 SMALL_PROBLEM = 1 << 21  # multiplications of a problem that is done before a second thread has woken up
 SMALL_PAIRS = 1 << 13  # of a problem with a mask that is one tile all the same: looking for what could be skipped costs more
-TILE_BYTES = 1 << 21  # of a tile's matrix, at most
+TILE_BYTES = 1 << 22  # of a tile's matrix, at most
+FEW_TILE_PAIRS = 1 << 17  # a tile has so many pairs, if the problem has
 FEW_PAIRS = 1 << 16  # a problem of so few pairs is not worth a second thread; without a mask it is one tile of new arrays
 KEEP_MIB = 256  # numerators up to this size are kept for backward
 GAP = 32  # a masked run of keys shorter than this is hidden inside a tile rather than cut out
@@ -71,12 +72,11 @@ def choose_sizes(problem: Problem) -> Sizes:
             return ONE_TILE
         # few large tiles: between two operations a thread waits for Python's lock; but enough of them for several threads
         most = TILE_BYTES // problem.compute.itemsize
-        pairs = min(most, max(every // 4, FEW_PAIRS))
-        # few rows follow the edge of a mask more closely; whole rows need no merging; else many rows make faster products
-        if problem.options.mask is None:
-            rows = 512 if problem.keys * 512 <= pairs else 256
-        else:
-            rows = 256 if problem.queries > 256 else 128
+        pairs = min(most, max(every // 8, FEW_TILE_PAIRS))
+        if problem.options.mask is None:  # as many rows as go with all keys: what is done once for each unit is done less often
+            rows = min(max(pairs // problem.keys, 256), 1024)
+        else:  # few rows follow the edge of a mask more closely, and units of different work should be many
+            rows, pairs = 256 if problem.queries > 256 else 128, min(pairs, most // 2)
         keys = most // min(rows, max(problem.group * problem.queries, 1))
         return Sizes(rows=rows, keys=keys, pairs=pairs, plain=False, keep=_room_to_keep(problem))
     heads = max(math.prod(problem.lead) * problem.kv_heads, 1)
@@ -108,9 +108,11 @@ def _fresh_numpy(dtype: Any) -> Ops:
 def cut_units(problem: Problem, sizes: Sizes) -> list[list[Place]]:
     """The units of every block of heads, all with the whole of the keys: a list a block, in order."""
     *outer, group, queries, keys = problem.whole
+    mask = problem.options.mask
     together = min(max(sizes.rows // max(queries, 1), 1), group) if group == 1 or not _heads_may_differ(problem) else 1
     rows = max(min(sizes.rows // together, queries), 1)
-    steps = outer if problem.xp is not np or sizes.plain else _head_steps(outer, together * rows * keys, sizes.pairs)
+    wide = keys if mask is None else mask.reach(rows, keys)
+    steps = outer if problem.xp is not np or sizes.plain else _head_steps(outer, together * rows * wide, sizes.pairs)
     blocks = itertools.product(*(_cut(n, step) for n, step in zip(outer, steps, strict=True)))
     return [
         [
