@@ -108,7 +108,7 @@ def attention(
     array([[9.28]])
     """
     problem = make_problem("attention", q, k, v, mask, bias, scale, softcap, sinks, dropout)
-    done = forward(problem, choose_sizes(problem), keep=False)
+    done = forward(problem, choose_sizes(problem, backward=False), keep=False)
     return own(problem, problem.result(done.out), shared=False)
 
 

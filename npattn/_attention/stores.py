@@ -84,14 +84,17 @@ class _PieceRows:
 class _InPlaceSums:
     def __init__(self, problem: Problem, shape: tuple[int, ...], copies: int) -> None:
         self.xp = problem.xp
-        self.array = problem.xp.zeros((copies, *shape), dtype=problem.compute)
+        self.copies = [problem.xp.zeros(shape, dtype=problem.compute) for _ in range(copies)]
 
     def add(self, copy: int, index: tuple[slice, ...], share: Array) -> None:
-        part = self.array[(copy, *index)]
+        part = self.copies[copy][index]
         self.xp.add(part, share, out=part)
 
     def result(self) -> Array:
-        return self.array[0] if self.array.shape[0] == 1 else self.array.sum(axis=0)
+        total, *others = self.copies
+        for other in others:
+            self.xp.add(total, other, out=total)
+        return total
 
 
 class _PieceSums:

@@ -61,8 +61,8 @@ def forced(sizes: Sizes) -> Iterator[None]:
         _forced.reset(token)
 
 
-def choose_sizes(problem: Problem) -> Sizes:
-    """The tile sizes for a problem's library."""
+def choose_sizes(problem: Problem, *, backward: bool = True) -> Sizes:
+    """The tile sizes for a problem's library; ``backward``: whether that may follow, which does more for each unit."""
     sizes = _forced.get()
     if sizes is not None:
         return sizes
@@ -72,11 +72,14 @@ def choose_sizes(problem: Problem) -> Sizes:
             return ONE_TILE
         # few large tiles: between two operations a thread waits for Python's lock; but enough of them for several threads
         most = TILE_BYTES // problem.compute.itemsize
-        pairs = min(most, max(every // 8, FEW_TILE_PAIRS))
+        if problem.options.mask is None and backward:
+            pairs = min(most, max(every // 8, FEW_TILE_PAIRS))
+        else:  # where units differ in their work they should be many
+            pairs = min(most // 2, max(every // 16, FEW_TILE_PAIRS))
         if problem.options.mask is None:  # as many rows as go with all keys: what is done once for each unit is done less often
             rows = min(max(pairs // problem.keys, 256), 1024)
-        else:  # few rows follow the edge of a mask more closely, and units of different work should be many
-            rows, pairs = 256 if problem.queries > 256 else 128, min(pairs, most // 2)
+        else:  # few rows follow the edge of a mask more closely
+            rows = 256 if problem.queries > 256 else 128
         keys = most // min(rows, max(problem.group * problem.queries, 1))
         return Sizes(rows=rows, keys=keys, pairs=pairs, plain=False, keep=_room_to_keep(problem))
     heads = max(math.prod(problem.lead) * problem.kv_heads, 1)
@@ -207,7 +210,7 @@ def run(problem: Problem, sizes: Sizes, worker: Worker, jobs: Sequence[Any]) -> 
                 return worker(plain_ops(problem), check)
             return worker(Scratch(problem.xp, problem.compute, sizes.apart, memories.pop()), check)
 
-        threads.run(begin, jobs, threads=count)
+        threads.run(begin, jobs[::-1], threads=count)  # the last queries see most of a causal mask: short jobs at the end
 
 
 def one_blas_thread(problem: Problem) -> contextlib.AbstractContextManager[None]:
