@@ -14,7 +14,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -212,7 +212,27 @@ def _never() -> None:
     """The check of a serial run: there is nobody else to wait for."""
 
 
-Found: TypeAlias = list[tuple[Any, int]]  # BLAS libraries, and the thread counts that they go back to
+class _Setting(NamedTuple):
+    """How the thread count of a BLAS is read and changed."""
+
+    get: Callable[[], int]
+    set: Callable[[int], Any]
+
+
+def _setting(controller: Any) -> _Setting:
+    """OpenBLAS's own functions, or what threadpoolctl has for another BLAS.
+
+    threadpoolctl's way to OpenBLAS takes ten times as long, and 3.8 listens only to the first thread that sets it.
+    """
+    for prefix, suffix in itertools.product(("", "scipy_"), ("", "64_", "_64")):
+        names = (f"{prefix}openblas_{verb}_num_threads{suffix}" for verb in ("get", "set"))
+        functions = [getattr(controller.dynlib, name, None) for name in names]
+        if controller.internal_api == "openblas" and None not in functions:
+            return _Setting(*functions)
+    return _Setting(lambda: controller.num_threads, controller.set_num_threads)
+
+
+Found: TypeAlias = list[tuple[_Setting, int]]  # what was changed, and the thread counts that go back there
 
 
 class _BlasGuard:
@@ -225,8 +245,8 @@ class _BlasGuard:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.inside = 0
-        self.shared: list[Any] | None = None
-        self.own: list[Any] = []
+        self.shared: list[_Setting] | None = None
+        self.own: list[_Setting] = []
         self.found: Found = []
 
     def enter(self) -> Found:
@@ -235,8 +255,9 @@ class _BlasGuard:
                 from threadpoolctl import ThreadpoolController
 
                 found = ThreadpoolController().select(user_api="blas").lib_controllers
-                self.own = [c for c in found if c.internal_api == "mkl" or getattr(c, "threading_layer", "") == "openmp"]
-                self.shared = [c for c in found if c not in self.own]
+                own = [c for c in found if c.internal_api == "mkl" or getattr(c, "threading_layer", "") == "openmp"]
+                self.own = [_Setting(lambda c=c: c.num_threads, c.set_num_threads) for c in own]  # type: ignore[misc]
+                self.shared = [_setting(c) for c in found if c not in own]
             if self.inside == 0:
                 self.found = _limit(self.shared)
             self.inside += 1
@@ -250,20 +271,17 @@ class _BlasGuard:
                 _restore(self.found)
 
 
-def _limit(controllers: list[Any]) -> Found:
+def _limit(settings: list[_Setting]) -> Found:
     """One thread each; and what that changes."""
-    found = [(c, count) for c in controllers if (count := c.num_threads) != 1]
-    _restore([(c, 1) for c, _ in found])
+    found = [(setting, count) for setting in settings if (count := setting.get()) != 1]
+    for setting, _ in found:
+        setting.set(1)
     return found
 
 
 def _restore(found: Found) -> None:
-    for controller, count in found:
-        # threadpoolctl 3.8 listens to the first thread that sets OpenBLAS, until it gives that up; here the last to leave sets it
-        give_up = getattr(controller, "clear_controlling_thread", lambda **_: None)
-        give_up(force=True)
-        controller.set_num_threads(count)
-        give_up(force=True)
+    for setting, count in found:
+        setting.set(count)
 
 
 _blas = _BlasGuard()

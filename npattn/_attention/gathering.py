@@ -16,9 +16,7 @@ from npattn._attention.ops import Ops
 from npattn._attention.place import Place
 from npattn._attention.problem import Problem
 from npattn._attention.stores import make_rows, make_sums
-from npattn._attention.tiling import Sizes, cut_units, run
-
-BACKWARD_JOBS = 8  # at least so many jobs, where the rows allow it: each further job on the same heads costs a copy of dk and dv
+from npattn._attention.tiling import BACKWARD_JOBS, Sizes, cut_units, run
 
 
 class Backward(NamedTuple):

@@ -30,6 +30,9 @@ SMALL_PROBLEM = 1 << 21  # multiplications of a problem that is done before a se
 SMALL_PAIRS = 1 << 13  # of a problem with a mask that is one tile all the same: looking for what could be skipped costs more
 TILE_BYTES = 1 << 22  # of a tile's matrix, at most
 FEW_TILE_PAIRS = 1 << 17  # a tile has so many pairs, if the problem has
+UNIT_KEY_BYTES = 1 << 24  # of a unit's keys and values: with few rows it takes as long as to read them
+BACKWARD_JOBS = 8  # at least so many jobs, where the rows allow it: each further job on the same heads costs a copy of dk and dv
+JOIN_BYTES = 1 << 22  # of dk and dv: of more there are two copies at most if heads can be cut instead
 FEW_PAIRS = 1 << 16  # a problem of so few pairs is not worth a second thread; without a mask it is one tile of new arrays
 KEEP_MIB = 256  # numerators up to this size are kept for backward
 GAP = 32  # a masked run of keys shorter than this is hidden inside a tile rather than cut out
@@ -67,25 +70,36 @@ def choose_sizes(problem: Problem, *, backward: bool = True) -> Sizes:
     if sizes is not None:
         return sizes
     if problem.xp is np:
-        every = math.prod(problem.whole)
-        if every <= (FEW_PAIRS if problem.options.mask is None else SMALL_PAIRS):
-            return ONE_TILE
-        # few large tiles: between two operations a thread waits for Python's lock; but enough of them for several threads
-        most = TILE_BYTES // problem.compute.itemsize
-        if problem.options.mask is None and backward:
-            pairs = min(most, max(every // 8, FEW_TILE_PAIRS))
-        else:  # where units differ in their work they should be many
-            pairs = min(most // 2, max(every // 16, FEW_TILE_PAIRS))
-        if problem.options.mask is None:  # as many rows as go with all keys: what is done once for each unit is done less often
-            rows = min(max(pairs // problem.keys, 256), 1024)
-        else:  # few rows follow the edge of a mask more closely
-            rows = 256 if problem.queries > 256 else 128
-        keys = most // min(rows, max(problem.group * problem.queries, 1))
-        return Sizes(rows=rows, keys=keys, pairs=pairs, plain=False, keep=_room_to_keep(problem))
+        return _numpy_sizes(problem, backward)
     heads = max(math.prod(problem.lead) * problem.kv_heads, 1)
     keys = 1 << 14
     rows = max((1 << 24) // (heads * min(max(problem.keys, 1), keys)), 1)
     return Sizes(rows=rows, keys=keys, pairs=1 << 24, plain=library_name(problem.xp) != "cupy", keep=False)
+
+
+def _numpy_sizes(problem: Problem, backward: bool) -> Sizes:
+    mask, every, itemsize = problem.options.mask, math.prod(problem.whole), problem.compute.itemsize
+    key_bytes = (problem.q.shape[-1] + problem.v.shape[-1]) * itemsize  # of a key and its value
+    heads = math.prod(problem.whole[:-3])
+    every_key = heads * problem.keys * key_bytes
+    if every <= (FEW_PAIRS if mask is None else SMALL_PAIRS):
+        return ONE_TILE
+    # few large tiles: between two operations a thread waits for Python's lock; but enough of them for several threads
+    most = TILE_BYTES // itemsize
+    if mask is None and backward:
+        pairs = min(most, max(every // 8, FEW_TILE_PAIRS))
+    else:  # where units differ in their work they should be many
+        pairs = min(most // 2, max(every // 16, FEW_TILE_PAIRS))
+    if mask is None:  # as many rows as go with all keys: what is done once for each unit is done less often
+        rows = min(max(pairs // problem.keys, 256), 1024)
+    else:  # few rows follow the edge of a mask more closely
+        rows = 256 if problem.queries > 256 else 128
+    rows = min(rows, max(problem.group * problem.queries, 1))
+    pairs = min(pairs, rows * UNIT_KEY_BYTES // max(key_bytes, 1))
+    if backward and every_key > JOIN_BYTES:  # heads in so many blocks that no more than two jobs must share one
+        reach = problem.keys if mask is None else mask.reach(rows, problem.keys)
+        pairs = min(pairs, rows * reach * max(2 * heads // BACKWARD_JOBS, 1))
+    return Sizes(rows=rows, keys=most // rows, pairs=pairs, plain=False, keep=_room_to_keep(problem))
 
 
 def _room_to_keep(problem: Problem) -> bool:

@@ -278,7 +278,7 @@ class PerThread:
 
 def test_every_working_thread_limits_a_blas_that_has_a_setting_a_thread(monkeypatch):
     guard, blas, seen = threads._BlasGuard(), PerThread(), []
-    guard.shared, guard.own = [], [blas]
+    guard.shared, guard.own = [], [threads._Setting(lambda: blas.num_threads, blas.set_num_threads)]
     monkeypatch.setattr(threads, "_blas", guard)
     meeting = Meeting(3)
 
