@@ -45,7 +45,7 @@ class Mutant(NamedTuple):
 
 
 FORMULA, PASSES, GATHERING = "_attention.formula", "_attention.passes", "_attention.gathering"
-TILING, TILES = "_attention.tiling", "_attention.tiles"
+TILING, TILES, STORES = "_attention.tiling", "_attention.tiles", "_attention.stores"
 PROBLEM, PLACE, BIASES = "_attention.problem", "_attention.place", "_attention.biases"
 KINDS, MASKS, HEADS, MULTI = "_attention.mask_kinds", "_attention.masks", "layers.heads", "_attention.multi_head"
 
@@ -96,6 +96,12 @@ MUTANTS = [
         "tiles merge without weights",
         FORMULA,
         "factor = rescale(before.row_max, before.row_sum, row_max, xp)",
+        "factor = 1.0",
+    ),
+    Mutant(
+        "tiles that every row sees merge without weights",
+        FORMULA,
+        "factor = xp.exp(before.row_max - row_max)",
         "factor = 1.0",
     ),
     Mutant("row sums merge without weights", FORMULA, "factor * before.row_sum + row_sum)", "before.row_sum + row_sum)"),
@@ -222,6 +228,18 @@ MUTANTS = [
         "    return None",
     ),
     Mutant(
+        "the mask of one head is remembered for all",
+        TILES,
+        "heads = (unit.heads,) if mask.varies_by_head() else ()",
+        "heads = ()",
+    ),
+    Mutant(
+        "the mask of one batch entry is remembered for all",
+        TILES,
+        "outer = unit.lead if mask.outer_shape() else ()",
+        "outer = ()",
+    ),
+    Mutant(
         "dropout of the wrong head",
         TILES,
         "index(place.heads, 3) * group + index(place.group, 2)",
@@ -245,6 +263,7 @@ MUTANTS = [
         "sums.add(copy, part, share)",
         "sums.add(copy, part, share * (unit.group.start == 0))",
     ),
+    Mutant("what one of several jobs had is lost", STORES, "for other in others:", "for other in others[1:]:"),
     # masks and biases
     Mutant(
         "queries before the first key are said to see one",

@@ -224,11 +224,11 @@ def _setting(controller: Any) -> _Setting:
 
     threadpoolctl's way to OpenBLAS takes ten times as long, and 3.8 listens only to the first thread that sets it.
     """
-    for prefix, suffix in itertools.product(("", "scipy_"), ("", "64_", "_64")):
-        names = (f"{prefix}openblas_{verb}_num_threads{suffix}" for verb in ("get", "set"))
-        functions = [getattr(controller.dynlib, name, None) for name in names]
-        if controller.internal_api == "openblas" and None not in functions:
-            return _Setting(*functions)
+    if controller.internal_api == "openblas":
+        for prefix, suffix in itertools.product(("", "scipy_"), ("", "64_", "_64")):
+            with contextlib.suppress(AttributeError):
+                own = [getattr(controller.dynlib, f"{prefix}openblas_{verb}_num_threads{suffix}") for verb in ("get", "set")]
+                return _Setting(*own)
     return _Setting(lambda: controller.num_threads, controller.set_num_threads)
 
 

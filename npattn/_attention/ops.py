@@ -73,7 +73,7 @@ class Ops(Protocol):
 class Fresh:
     """New arrays, any library."""
 
-    notes = None
+    notes: dict[Any, Any] | None = None
 
     def __init__(self, xp: Namespace, dtype: Any) -> None:
         self.xp = xp
@@ -257,12 +257,13 @@ class Scratch:
     def elementwise(self, function: Any, a: Array, b: Array | float, name: str | None) -> Array:
         """``function(a, b)``, over whole rows where a's have space after them: one long loop is faster than one a row."""
         out = a if name is None else self.take(name, a.shape)
-        x = self.to_the_end(a)
-        y = b if isinstance(b, float) or b.shape[-1] == 1 else self.to_the_end(b)
-        if isinstance(b, float) or y.shape[-1] in (1, x.shape[-1]):
-            function(x, y, x if out is a else self.to_the_end(out))
-        else:
-            function(a, b, out)
+        x, y = self.to_the_end(a), b
+        if not isinstance(b, float) and b.shape[-1] != 1:
+            y = self.to_the_end(b)
+            if y.shape[-1] != x.shape[-1]:
+                function(a, b, out)
+                return out
+        function(x, y, x if out is a else self.to_the_end(out))
         return out
 
     def to_the_end(self, a: Array) -> Array:

@@ -40,6 +40,7 @@ class Forward(NamedTuple):
     row_max: Array  # (..., H, T, 1)
     row_sum: Array  # (..., H, T, 1)
     kept: Kept | None
+    tile: Tile | None = None  # the only one, if backward can have it as it is
 
 
 def forward(problem: Problem, sizes: Sizes, *, keep: bool) -> Forward:
@@ -90,7 +91,8 @@ def _forward_whole(problem: Problem, *, keep: bool) -> Forward:
         rows = (out, part.row_max, part.row_sum)
         if problem.group > 1 or out.shape[:-3] != problem.lead:
             rows = tuple(_whole_rows(problem, x) for x in rows)
-    return Forward(*rows, (((p, made_with),),) if keep else None)
+    ready = tile if tile.k is problem.k and tile.terms.hidden == () else None  # nothing in it that is not held anyway
+    return Forward(*rows, (((p, made_with),),) if keep else None, ready)
 
 
 def _whole_rows(problem: Problem, rows: Array) -> Array:
@@ -153,7 +155,7 @@ def _backward_whole(problem: Problem, done: Forward, dout: Array, dlse: Array | 
     ops, unit = plain_ops(problem), whole_unit(problem.whole)
     kept = None if done.kept is None else done.kept[0][0]
     with np.errstate(all="ignore"), one_blas_thread(problem):
-        tile = whole_tile(problem, unit, ops)
+        tile = done.tile or whole_tile(problem, unit, ops)
         bare = tile.terms.live is tile.live_keys is None
         if bare and problem.every_row_sees and kept is not None and problem.group == 1:
             grads = _bare_tile(problem, tile, ops, done, kept[0], dout, dlse)

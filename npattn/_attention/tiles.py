@@ -109,8 +109,9 @@ def whole_tile(problem: Problem, unit: Place, ops: Ops) -> Tile:
     if terms is None:
         shade = _shade(problem, unit, [] if problem.options.mask is None else [unit.keys], trimmed=False)
         return make_tile(problem, unit, shade, ops)
-    k, v = unit_keys(problem, unit)
-    return _bare_tile(unit, k, v, terms, ops)
+    if unit.complete and problem.dtype is problem.compute:
+        return Tile(unit, problem.k, problem.v, terms)
+    return _bare_tile(unit, *unit_keys(problem, unit), terms, ops)
 
 
 class _Shade(NamedTuple):

@@ -78,12 +78,11 @@ def choose_sizes(problem: Problem, *, backward: bool = True) -> Sizes:
 
 
 def _numpy_sizes(problem: Problem, backward: bool) -> Sizes:
-    mask, every, itemsize = problem.options.mask, math.prod(problem.whole), problem.compute.itemsize
-    key_bytes = (problem.q.shape[-1] + problem.v.shape[-1]) * itemsize  # of a key and its value
-    heads = math.prod(problem.whole[:-3])
-    every_key = heads * problem.keys * key_bytes
+    mask, every = problem.options.mask, math.prod(problem.whole)
     if every <= (FEW_PAIRS if mask is None else SMALL_PAIRS):
         return ONE_TILE
+    itemsize, heads = problem.compute.itemsize, math.prod(problem.whole[:-3])
+    key_bytes = (problem.q.shape[-1] + problem.v.shape[-1]) * itemsize  # of a key and its value
     # few large tiles: between two operations a thread waits for Python's lock; but enough of them for several threads
     most = TILE_BYTES // itemsize
     if mask is None and backward:
@@ -96,7 +95,9 @@ def _numpy_sizes(problem: Problem, backward: bool) -> Sizes:
         rows = 256 if problem.queries > 256 else 128
     rows = min(rows, max(problem.group * problem.queries, 1))
     pairs = min(pairs, rows * UNIT_KEY_BYTES // max(key_bytes, 1))
-    if backward and every_key > JOIN_BYTES:  # heads in so many blocks that no more than two jobs must share one
+    if (
+        backward and heads * problem.keys * key_bytes > JOIN_BYTES
+    ):  # heads in so many blocks that no more than two jobs must share one
         reach = problem.keys if mask is None else mask.reach(rows, problem.keys)
         pairs = min(pairs, rows * reach * max(2 * heads // BACKWARD_JOBS, 1))
     return Sizes(rows=rows, keys=most // rows, pairs=pairs, plain=False, keep=_room_to_keep(problem))

@@ -276,6 +276,28 @@ class PerThread:
         self.local.count = count
 
 
+class Other:
+    """What threadpoolctl has for a library without OpenBLAS's functions."""
+
+    dynlib = object()
+    num_threads = 2
+
+    def __init__(self, internal_api: str) -> None:
+        self.internal_api = internal_api
+
+    def set_num_threads(self, count: int) -> None:
+        self.num_threads = count
+
+
+@pytest.mark.parametrize("internal_api", ["blis", "openblas"])
+def test_another_blas_is_set_through_threadpoolctl(internal_api):
+    controller = Other(internal_api)
+    setting = threads._setting(controller)
+    assert setting.get() == 2
+    setting.set(1)
+    assert setting.get() == controller.num_threads == 1
+
+
 def test_every_working_thread_limits_a_blas_that_has_a_setting_a_thread(monkeypatch):
     guard, blas, seen = threads._BlasGuard(), PerThread(), []
     guard.shared, guard.own = [], [threads._Setting(lambda: blas.num_threads, blas.set_num_threads)]

@@ -183,6 +183,23 @@ def test_runs_cover_the_keys_and_say_what_is_so(case, data):
         assert run.state != NONE or not pairs.any(), run
 
 
+@given(cases(wide=True), st.data())
+def test_neighbouring_queries_see_no_more_keys_than_a_mask_reaches(case, data):
+    mask, truth = case
+    T, S = truth.shape[-2:]
+    first = data.draw(st.integers(0, T - 1))
+    last = data.draw(st.integers(first + 1, T))
+    seen = truth[..., first:last, :].any(axis=tuple(range(truth.ndim - 1)))
+    assert seen.sum() <= mask.reach(last - first, S) <= S
+
+
+def test_how_far_masks_reach():
+    assert window_mask(128, 0).reach(256, 4096) == 384
+    assert (window_mask(128, 0) & length_mask(300)).reach(256, 4096) == 300
+    assert (window_mask(10, 0) | length_mask(7)).reach(1, 4096) == 18
+    assert causal_mask().reach(256, 4096) == 4096
+
+
 @st.composite
 def bands_and_lengths(draw: st.DrawFn, T: int, S: int) -> Mask:
     """Masks that numbers describe: of them everything can be known without a look at pairs."""

@@ -17,6 +17,8 @@ from npattn import (
     window_mask,
 )
 from npattn._attention import formula, tiles, tiling
+from npattn._attention.ops import Scratch
+from npattn._attention.problem import make_problem
 from tests.attention.peaks import peak
 
 SIDE = 2048
@@ -83,6 +85,56 @@ def test_without_a_mask_every_pair_once(computed):
 
 
 # What is kept -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("by_head", "remembered", "times"), [(False, tiles.REMEMBERED, 1), (True, tiles.REMEMBERED, 8), (False, 0, 8)]
+)
+def test_a_mask_is_written_out_once_for_all_heads_that_share_it(computed, monkeypatch, by_head, remembered, times):
+    monkeypatch.setattr(tiles, "REMEMBERED", remembered)
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 512, 4)).astype(np.float32)
+    mask = np.tri(512, dtype=bool) if by_head else causal_mask()
+    attention(q, k, v, mask=mask)
+    once, computed["mask"] = computed["mask"], 0
+    if by_head:
+        mask = np.broadcast_to(mask, (8, 512, 512))
+    with tiling.forced(tiling.Sizes(rows=256, keys=512, pairs=256 * 512, plain=False, keep=False)):
+        out = attention(*(np.broadcast_to(x, (8, 512, 4)) for x in (q, k, v)), mask=mask)
+    assert computed["mask"] == times * once > 0
+    assert (out == out[0]).all()
+
+
+def blocks_of_heads(problem_mask, *, length, backward):
+    q = np.empty((1, 8, length, 64), np.float32)
+    problem = make_problem("attention", q, q, q, problem_mask, None, None, None, None, None)
+    sizes = tiling.choose_sizes(problem, backward=backward)
+    assert sizes is not tiling.ONE_TILE
+    return [len(block) for block in tiling.cut_units(problem, sizes)]
+
+
+def test_a_unit_takes_as_many_heads_as_a_band_leaves_room_for():
+    assert blocks_of_heads(window_mask(128, 0), length=4096, backward=False) == [16] * 2  # of 4 heads, with 16 runs of 256 rows
+    # in backward every further job on the same heads has a copy of dk and dv
+    assert blocks_of_heads(window_mask(128, 0), length=4096, backward=True) == [16] * 4
+    assert blocks_of_heads(causal_mask(), length=4096, backward=False) == [16] * 8
+    # without a mask: whole rows, more of them if backward follows
+    assert blocks_of_heads(None, length=1024, backward=False) == [2] * 8
+    assert blocks_of_heads(None, length=1024, backward=True) == [1] * 8
+    assert blocks_of_heads(None, length=4096, backward=True) == [16] * 8
+
+
+def test_results_are_remembered_until_their_memory_goes():
+    ops = Scratch(np, np.dtype("float32"), 32, {})
+    small = ops.take("x", (2, 8))
+    assert ops.take("x", (2, 8)) is small
+    assert ops.to_the_end(small).shape == (2, 24)  # 8 numbers take 32 bytes: there is space after them
+    large = ops.take("x", (4, 8))
+    again = ops.take("x", (2, 8))
+    assert again is not small
+    assert np.shares_memory(again, large)
+    assert set(ops.whole) == {id(large), id(again)}
+    ops.lend("x", None)
+    assert ops.whole == {}
 
 
 def kept_bytes(saved):
