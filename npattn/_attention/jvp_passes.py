@@ -140,7 +140,7 @@ def _whole_rows(problem: Problem, sizes: Sizes) -> Sizes:
     rows = min(sizes.rows, WHOLE_ROWS // max(problem.keys, 1))
     if sizes.plain or rows < FEWEST_ROWS:
         return _narrow(sizes)
-    return sizes._replace(rows=rows, keys=problem.keys)
+    return sizes._replace(rows=rows, keys=problem.keys, pairs=min(sizes.pairs, WHOLE_ROWS))
 
 
 class _BackwardJvpUnit:
