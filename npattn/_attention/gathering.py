@@ -79,15 +79,11 @@ def gather(problem: Problem, sizes: Sizes, begin: Callable[[Ops, int, Place], Un
         return work
 
     run(problem, sizes, worker, range(len(jobs)))
-    for store, index, share in (entry for entries in waiting for entry in entries):
-        store.add(0, index, share)
-    return Backward(
-        dq.result(),
-        dk.result(),
-        dv.result(),
-        None if dbias is None else dbias.result(),
-        None if dsinks is None else dsinks.result(),
-    )
+    with np.errstate(all="ignore"):
+        for store, index, share in (entry for entries in waiting for entry in entries):
+            store.add(0, index, share)
+        sums = [None if store is None else store.result() for store in (dk, dv, dbias, dsinks)]
+    return Backward(dq.result(), *sums)
 
 
 def _backward_jobs(problem: Problem, sizes: Sizes) -> tuple[list[list[tuple[int, int, Place]]], int]:

@@ -183,10 +183,11 @@ class _Band(Mask):
         stops = (place.keys.stop, place.keys.stop) if self.right is None else (last + self.right + 1, first + self.right + 1)
         return nested_runs(place.keys, some=(starts[0], stops[0]), every=(starts[1], stops[1]))
 
-    def reach(self, queries: int, S: int) -> int:
+    def reach(self, place: Place) -> int:
         if self.left is None or self.right is None or not self.is_tight():
-            return S
-        return min(queries + self.left + self.right, S)
+            return place.whole[-1]
+        keys: int = place.queries.stop - place.queries.start + self.left + self.right
+        return min(keys, place.whole[-1])
 
     def visible(self, place: Place, xp: Namespace, device: Any) -> Array:
         keys = place.key_positions(xp, device, xp.int32)
@@ -246,10 +247,11 @@ class _Lengths(Mask):
                 least = 0
         return nested_runs(place.keys, some=(0, most), every=(0, least))
 
-    def reach(self, queries: int, S: int) -> int:
-        if not isinstance(self.keys, np.ndarray) or self.keys.size == 0:
-            return S
-        return max(min(int(self.keys.max()), S), 0)
+    def reach(self, place: Place) -> int:
+        lengths, every = place.per_batch(self.keys), place.whole[-1]
+        if not isinstance(lengths, np.ndarray) or lengths.size == 0:
+            return every
+        return min(max(int(lengths.max()), 0), every)
 
     def shows_every_query(self, T: int, S: int) -> bool:
         needed = ((self.keys, 1), (self.queries, T))

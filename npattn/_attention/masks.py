@@ -197,9 +197,9 @@ class Mask:
         """Whether every one of T queries is known to see one of S > 0 keys, in every batch entry."""
         return False
 
-    def reach(self, queries: int, S: int) -> int:
-        """How many of S keys so many neighbouring queries may see, at most; what is known without looking at each."""
-        return S
+    def reach(self, place: Place) -> int:
+        """How many keys the queries of ``place`` may see, or as many neighbours elsewhere: at most, and from numbers alone."""
+        return place.whole[-1]
 
     def visible(self, place: Place, xp: Namespace, device: Any) -> Array:
         """The pairs of ``place``, boolean, broadcasting to (..., K, G, T, S)."""
@@ -288,8 +288,8 @@ class _Both(Mask):
     def runs(self, place: Place) -> list[Run]:
         return both(self.left.runs(place), self.right.runs(place))
 
-    def reach(self, queries: int, S: int) -> int:
-        return min(self.left.reach(queries, S), self.right.reach(queries, S))
+    def reach(self, place: Place) -> int:
+        return min(self.left.reach(place), self.right.reach(place))
 
     def visible(self, place: Place, xp: Namespace, device: Any) -> Array:
         return self.left.visible(place, xp, device) & self.right.visible(place, xp, device)
@@ -316,8 +316,8 @@ class _Either(_Both):
     def runs(self, place: Place) -> list[Run]:
         return inverse(both(inverse(self.left.runs(place)), inverse(self.right.runs(place))))
 
-    def reach(self, queries: int, S: int) -> int:
-        return min(self.left.reach(queries, S) + self.right.reach(queries, S), S)
+    def reach(self, place: Place) -> int:
+        return min(self.left.reach(place) + self.right.reach(place), place.whole[-1])
 
     def visible(self, place: Place, xp: Namespace, device: Any) -> Array:
         return self.left.visible(place, xp, device) | self.right.visible(place, xp, device)

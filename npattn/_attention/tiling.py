@@ -47,6 +47,7 @@ class Sizes(NamedTuple):
     plain: bool  # new arrays, every head in each tile: any library
     keep: bool  # whether forward keeps the numerators of all tiles for backward
     apart: int = 1024  # a row of a tile is made longer if its length in bytes is a multiple of this
+    heads: int = 1 << 62  # heads of a tile, at most
 
 
 ONE_TILE = Sizes(rows=1 << 62, keys=1 << 62, pairs=1 << 62, plain=True, keep=True)
@@ -95,12 +96,9 @@ def _numpy_sizes(problem: Problem, backward: bool) -> Sizes:
         rows = 256 if problem.queries > 256 else 128
     rows = min(rows, max(problem.group * problem.queries, 1))
     pairs = min(pairs, rows * UNIT_KEY_BYTES // max(key_bytes, 1))
-    if (
-        backward and heads * problem.keys * key_bytes > JOIN_BYTES
-    ):  # heads in so many blocks that no more than two jobs must share one
-        reach = problem.keys if mask is None else mask.reach(rows, problem.keys)
-        pairs = min(pairs, rows * reach * max(2 * heads // BACKWARD_JOBS, 1))
-    return Sizes(rows=rows, keys=most // rows, pairs=pairs, plain=False, keep=_room_to_keep(problem))
+    if backward and heads * problem.keys * key_bytes > JOIN_BYTES:  # in so many blocks that no more than two jobs must share one
+        heads = max(2 * heads // BACKWARD_JOBS, 1)
+    return Sizes(rows=rows, keys=most // rows, pairs=pairs, plain=False, keep=_room_to_keep(problem), heads=heads)
 
 
 def _room_to_keep(problem: Problem) -> bool:
@@ -126,20 +124,29 @@ def _fresh_numpy(dtype: Any) -> Ops:
 def cut_units(problem: Problem, sizes: Sizes) -> list[list[Place]]:
     """The units of every block of heads, all with the whole of the keys: a list a block, in order."""
     *outer, group, queries, keys = problem.whole
-    mask = problem.options.mask
     together = min(max(sizes.rows // max(queries, 1), 1), group) if group == 1 or not _heads_may_differ(problem) else 1
     rows = max(min(sizes.rows // together, queries), 1)
-    wide = keys if mask is None else mask.reach(rows, keys)
-    steps = outer if problem.xp is not np or sizes.plain else _head_steps(outer, together * rows * wide, sizes.pairs)
-    blocks = itertools.product(*(_cut(n, step) for n, step in zip(outer, steps, strict=True)))
-    return [
-        [
-            Place(tuple(lead), heads, g, t, slice(0, keys), problem.whole)
-            for g in _cut(group, together)
-            for t in _cut(queries, rows)
+    whole = problem.xp is not np or sizes.plain
+    steps = outer if whole else _head_steps(outer, together * rows * _reach(problem, rows), sizes)
+    blocks: list[list[Place]] = []
+    for lead in itertools.product(*(_cut(n, step) for n, step in zip(outer[:-1], steps[:-1], strict=True))):
+        # entries that see fewer keys than others do go with more heads
+        step = steps[-1] if whole else _head_steps(outer[-1:], together * rows * _reach(problem, rows, lead), sizes)[0]
+        blocks += [
+            [Place(lead, heads, g, t, slice(0, keys), problem.whole) for g in _cut(group, together) for t in _cut(queries, rows)]
+            for heads in _cut(outer[-1], step)
         ]
-        for *lead, heads in blocks
-    ]
+    return blocks
+
+
+def _reach(problem: Problem, rows: int, lead: tuple[slice, ...] | None = None) -> int:
+    """How many keys so many neighbouring rows may see, at most, in all leading entries or in these."""
+    mask = problem.options.mask
+    if mask is None:
+        return problem.keys
+    everywhere = tuple(slice(0, n) for n in problem.whole[:-4])
+    heads, group, keys = (slice(0, problem.whole[n]) for n in (-4, -3, -1))
+    return mask.reach(Place(lead or everywhere, heads, group, slice(0, rows), keys, problem.whole))
 
 
 def is_one_unit(problem: Problem) -> bool:
@@ -158,8 +165,9 @@ def _heads_may_differ(problem: Problem) -> bool:
     return isinstance(bias, LazyBias) or (bias is not None and bias.ndim > 2 and bias.shape[-3] > 1)
 
 
-def _head_steps(outer: list[int], pairs: int, most: int) -> list[int]:
-    """How many entries of each outer axis one unit takes, the last axis first, within the budget of pairs."""
+def _head_steps(outer: list[int], pairs: int, sizes: Sizes) -> list[int]:
+    """How many entries of each outer axis one unit takes, the last axis first, if a head has so many pairs."""
+    most = min(sizes.pairs, sizes.heads * pairs)
     steps = [1] * len(outer)
     for axis in reversed(range(len(outer))):
         steps[axis] = max(min(most // max(pairs, 1), outer[axis]), 1)

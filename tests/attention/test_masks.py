@@ -186,18 +186,24 @@ def test_runs_cover_the_keys_and_say_what_is_so(case, data):
 @given(cases(wide=True), st.data())
 def test_neighbouring_queries_see_no_more_keys_than_a_mask_reaches(case, data):
     mask, truth = case
-    T, S = truth.shape[-2:]
-    first = data.draw(st.integers(0, T - 1))
-    last = data.draw(st.integers(first + 1, T))
-    seen = truth[..., first:last, :].any(axis=tuple(range(truth.ndim - 1)))
-    assert seen.sum() <= mask.reach(last - first, S) <= S
+    place = data.draw(places(truth.shape))
+    seen = inside(truth, place._replace(keys=slice(0, truth.shape[-1])))
+    length = place.queries.stop - place.queries.start
+    assert seen.any(axis=tuple(range(seen.ndim - 1))).sum() <= mask.reach(place) <= truth.shape[-1]
+    assert mask.reach(place) == mask.reach(place._replace(queries=slice(0, length)))
 
 
 def test_how_far_masks_reach():
-    assert window_mask(128, 0).reach(256, 4096) == 384
-    assert (window_mask(128, 0) & length_mask(300)).reach(256, 4096) == 300
-    assert (window_mask(10, 0) | length_mask(7)).reach(1, 4096) == 18
-    assert causal_mask().reach(256, 4096) == 4096
+    def reach(mask, lead=slice(0, 2)):
+        part = slice(0, 1)
+        return mask.reach(Place((lead,), part, part, slice(0, 256), slice(0, 4096), (2, 1, 1, 4096, 4096)))
+
+    assert reach(window_mask(128, 0)) == 384
+    assert reach(window_mask(128, 0) & length_mask(300)) == 300
+    assert reach(window_mask(10, 0) | length_mask(7)) == 273
+    assert reach(causal_mask()) == 4096
+    assert reach(length_mask([100, 200])) == 200
+    assert reach(length_mask([100, 200]), slice(0, 1)) == 100
 
 
 @st.composite

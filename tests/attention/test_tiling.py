@@ -104,8 +104,8 @@ def test_a_mask_is_written_out_once_for_all_heads_that_share_it(computed, monkey
     assert (out == out[0]).all()
 
 
-def blocks_of_heads(problem_mask, *, length, backward):
-    q = np.empty((1, 8, length, 64), np.float32)
+def blocks_of_heads(problem_mask, *, length, backward, batch=1):
+    q = np.empty((batch, 8, length, 64), np.float32)
     problem = make_problem("attention", q, q, q, problem_mask, None, None, None, None, None)
     sizes = tiling.choose_sizes(problem, backward=backward)
     assert sizes is not tiling.ONE_TILE
@@ -117,6 +117,7 @@ def test_a_unit_takes_as_many_heads_as_a_band_leaves_room_for():
     # in backward every further job on the same heads has a copy of dk and dv
     assert blocks_of_heads(window_mask(128, 0), length=4096, backward=True) == [16] * 4
     assert blocks_of_heads(causal_mask(), length=4096, backward=False) == [16] * 8
+    assert blocks_of_heads(length_mask([100, 1024]), length=1024, backward=False, batch=2) == [4] + [4] * 4
     # without a mask: whole rows, more of them if backward follows
     assert blocks_of_heads(None, length=1024, backward=False) == [2] * 8
     assert blocks_of_heads(None, length=1024, backward=True) == [1] * 8

@@ -16,7 +16,7 @@ from npattn import (
     merge_attention_backward,
     merge_attention_forward,
 )
-from npattn._attention.tiling import forced
+from npattn._attention.tiling import Sizes, forced
 from tests.attention.paths import PATHS
 
 H, T, S, D = 2, 5, 6, 3
@@ -51,6 +51,16 @@ def test_no_floating_point_warning(dtype, kind, path):
                 dout, dlse = np.broadcast_to(cotangent, saved.out.shape), np.ones_like(saved.lse)
                 attention_backward(dout, saved, dlse=dlse)
                 attention_backward_jvp(dout, saved, tangents, dlse=dlse)
+
+
+def test_what_several_jobs_share_may_overflow_in_the_end():
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 16, 4), dtype=np.float32)
+    dout = np.full((1, 16, 4), 3e38, np.float32)
+    sinks = np.zeros(1, np.float32)
+    with forced(Sizes(rows=2, keys=16, pairs=32, plain=False, keep=False)), np.errstate(all="raise"):
+        _, saved = attention_forward(q, k, v, sinks=sinks, bias=q[0] @ k[0].T)
+        grads = attention_backward(dout, saved)
+    assert np.isinf(grads.dv).any()  # every job's share is finite, their sum is not
 
 
 @pytest.mark.parametrize("dtype", SIZES)
