@@ -34,7 +34,7 @@ class Part(NamedTuple):
     out: Array
     row_max: Array
     row_sum: Array
-    complete: bool = False  # no row can be one that has seen no key; if not, some may be
+    complete: bool = False  # every row has seen a key; else that is not known
 
 
 class Rows(NamedTuple):
