@@ -104,7 +104,7 @@ MUTANTS = [
         "factor = xp.exp(before.row_max - row_max)",
         "factor = 1.0",
     ),
-    Mutant("row sums merge without weights", FORMULA, "factor * before.row_sum + row_sum)", "before.row_sum + row_sum)"),
+    Mutant("row sums merge without weights", FORMULA, "factor * before.row_sum + row_sum,", "before.row_sum + row_sum,"),
     Mutant("parts merge without weights", FORMULA, "Part(by_a * a.out + by_b * b.out,", "Part(a.out + b.out,"),
     Mutant(
         "rescaled the wrong way round",

@@ -204,6 +204,7 @@ def _run(worker: Worker[Job], jobs: Sequence[Job], threads: int) -> None:
         while call.active:
             with contextlib.suppress(KeyboardInterrupt):
                 call.wait()
+        del call.worker, call.jobs  # a helper that has yet to wake up or to leave holds the call, and must not hold their memory
     if call.error is not None:
         raise call.error
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -208,6 +209,24 @@ def test_an_interrupt_stops_promptly(two_blas_threads, caller, delays):
     meeting = Meeting(2)
     threads.run(meeting.worker, range(2), threads=2)  # the pool is as good as new
     assert sorted(meeting.done) == [0, 1]
+
+
+class Thing:
+    """Something to be held."""
+
+
+def test_a_helper_that_wakes_up_too_late_holds_nothing_and_does_nothing(monkeypatch):
+    pool, done = threads._Pool(), []
+    monkeypatch.setattr(pool, "grow", lambda size: True)  # its helpers are all asleep
+    monkeypatch.setattr(threads, "_pool", pool)
+    thing = Thing()
+    held = weakref.ref(thing)
+    threads.run(lambda check, thing=thing: lambda job: done.append((job, thing is held())), range(2), threads=2)
+    assert done == [(0, True), (1, True)]
+    del thing
+    assert held() is None
+    pool.calls.get_nowait().help_out()
+    assert len(done) == 2
 
 
 # BLAS ------------------------------------------------------------------------------------------------------------------------
