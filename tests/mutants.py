@@ -491,6 +491,8 @@ def _dead_rows() -> None:
 
 # All of them -----------------------------------------------------------------------------------------------------------------
 
+NO_START = "it does not start"  # its line is no longer there, or is no Python: nothing was tried
+
 
 def run(number: int) -> str:
     """`killer` in a process of its own; a fault that never ends is killed too."""
@@ -502,7 +504,7 @@ def run(number: int) -> str:
     except subprocess.TimeoutExpired:
         return "it never ends"
     if done.returncode:
-        return f"it does not start: {done.stderr.strip().splitlines()[-1]}"
+        return f"{NO_START}: {done.stderr.strip().splitlines()[-1]}"
     return done.stdout.strip()
 
 
@@ -520,4 +522,5 @@ if __name__ == "__main__":
         found = run_all(range(len(MUTANTS)))
         for n, by in found.items():
             print(f"{n:3}  {MUTANTS[n].what:55}{by or 'SURVIVES'}")
-        print(f"killed {sum(map(bool, found.values()))} / {len(MUTANTS)}")
+        killed = [by for by in found.values() if by and not by.startswith(NO_START)]
+        print(f"killed {len(killed)} / {len(MUTANTS)}")
