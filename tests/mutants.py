@@ -46,6 +46,7 @@ class Mutant(NamedTuple):
 
 FORMULA, PASSES, GATHERING = "_attention.formula", "_attention.passes", "_attention.gathering"
 TILING, TILES, STORES = "_attention.tiling", "_attention.tiles", "_attention.stores"
+SHADES = "_attention.shades"
 PROBLEM, PLACE, BIASES = "_attention.problem", "_attention.place", "_attention.biases"
 KINDS, MASKS, HEADS, MULTI = "_attention.mask_kinds", "_attention.masks", "layers.heads", "_attention.multi_head"
 
@@ -217,25 +218,25 @@ MUTANTS = [
     Mutant("mixed runs count as seen", TILING, "for r in runs if r.state != ALL]", "for r in runs if r.state == NONE]"),
     Mutant(
         "a row that sees nothing in one tile is dead",
-        TILES,
+        SHADES,
         "rows = seen if rows is None else rows | seen",
         "rows = seen if rows is None else rows & seen",
     ),
     Mutant(
         "what nobody sees is not kept out",
-        TILES,
+        SHADES,
         "    return None if xp is np and keys.all() else keys",
         "    return None",
     ),
     Mutant(
         "the mask of one head is remembered for all",
-        TILES,
+        SHADES,
         "heads = (unit.heads,) if mask.varies_by_head() else ()",
         "heads = ()",
     ),
     Mutant(
         "the mask of one batch entry is remembered for all",
-        TILES,
+        SHADES,
         "outer = unit.lead if mask.outer_shape() else ()",
         "outer = ()",
     ),

@@ -8,7 +8,8 @@ from typing import Any
 from npattn._arrays.namespace import Array
 from npattn._attention.place import Place
 from npattn._attention.recipes import Sum, own_index, recipes, sharers, shown_terms
-from npattn._attention.tiles import dropout_factors, unit_bias
+from npattn._attention.shades import unit_bias
+from npattn._attention.tiles import dropout_factors
 
 FORMULAS = {
     "scores": "scale * q @ k.T",

@@ -14,12 +14,12 @@ from npattn._attention.ops import Ops
 from npattn._attention.passes import Forward, per_sink, sink_rows
 from npattn._attention.place import Place
 from npattn._attention.problem import Problem
+from npattn._attention.shades import unit_bias
 from npattn._attention.stores import RowStore, make_rows
 from npattn._attention.tiles import (
     Tile,
     at_live_keys,
     key_part,
-    unit_bias,
     unit_rows,
     unit_tiles,
 )

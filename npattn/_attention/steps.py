@@ -16,8 +16,9 @@ from npattn._attention.attention import AttentionSaved, attention_backward
 from npattn._attention.ops import Fresh, Hidden
 from npattn._attention.place import Place
 from npattn._attention.problem import Problem
+from npattn._attention.shades import hidden_pairs, unit_bias
 from npattn._attention.stores import make_rows
-from npattn._attention.tiles import dropout_factors, hidden_pairs, unit_bias, unit_keys, unit_rows
+from npattn._attention.tiles import dropout_factors, unit_keys, unit_rows
 from npattn._attention.tiling import ONE_TILE, cut_units
 
 

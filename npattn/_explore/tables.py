@@ -14,8 +14,9 @@ from npattn._attention.explain import number, row_delta
 from npattn._attention.place import Place
 from npattn._attention.problem import Problem
 from npattn._attention.recipes import Recipe, own_index, recipes, shown_terms
+from npattn._attention.shades import unit_bias
 from npattn._attention.steps import AttentionSteps, AttentionStepsBackward
-from npattn._attention.tiles import dropout_factors, unit_bias
+from npattn._attention.tiles import dropout_factors
 from npattn._explore.numbers import Floats, Packer
 
 FORWARD = ("q", "k", "v", "scores", "capped", "biased", "weights", "dropped", "out")

@@ -16,7 +16,7 @@ from npattn import (
     set_num_threads,
     window_mask,
 )
-from npattn._attention import formula, tiles, tiling
+from npattn._attention import formula, shades, tiling
 from npattn._attention.ops import Scratch
 from npattn._attention.problem import make_problem
 from tests.attention.peaks import peak
@@ -60,7 +60,7 @@ def computed(monkeypatch):
 
     counted(formula, "forward_tile", "forward", matrix)
     counted(formula, "backward_tile", "backward", matrix)
-    counted(tiles, "_visible", "mask", written)
+    counted(shades, "_visible", "mask", written)
     set_num_threads(1)
     yield pairs
     set_num_threads(None)
@@ -88,10 +88,10 @@ def test_without_a_mask_every_pair_once(computed):
 
 
 @pytest.mark.parametrize(
-    ("by_head", "remembered", "times"), [(False, tiles.REMEMBERED, 1), (True, tiles.REMEMBERED, 8), (False, 0, 8)]
+    ("by_head", "remembered", "times"), [(False, shades.REMEMBERED, 1), (True, shades.REMEMBERED, 8), (False, 0, 8)]
 )
 def test_a_mask_is_written_out_once_for_all_heads_that_share_it(computed, monkeypatch, by_head, remembered, times):
-    monkeypatch.setattr(tiles, "REMEMBERED", remembered)
+    monkeypatch.setattr(shades, "REMEMBERED", remembered)
     q, k, v = np.random.default_rng(0).standard_normal((3, 1, 512, 4)).astype(np.float32)
     mask = np.tri(512, dtype=bool) if by_head else causal_mask()
     attention(q, k, v, mask=mask)
