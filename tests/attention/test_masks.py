@@ -193,12 +193,24 @@ def test_neighbouring_queries_see_no_more_keys_than_a_mask_reaches(case, data):
     assert mask.reach(place) == mask.reach(place._replace(queries=slice(0, length)))
 
 
+@pytest.mark.parametrize("left", [0, 1, 3])
+@pytest.mark.parametrize("right", [0, 2])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_window_reaches_as_far_as_its_queries_see(left, right, count):
+    part, mask = slice(0, 1), window_mask(left, right, 1)
+    place = Place((), part, part, slice(0, count), slice(0, 12), (1, 1, 12, 12))
+    seen = mask.to_array(12, 12)
+    most = max(seen[first : first + count].any(axis=0).sum() for first in range(12 - count + 1))
+    assert mask.reach(place) == most
+
+
 def test_how_far_masks_reach():
     def reach(mask, lead=slice(0, 2)):
         part = slice(0, 1)
         return mask.reach(Place((lead,), part, part, slice(0, 256), slice(0, 4096), (2, 1, 1, 4096, 4096)))
 
     assert reach(window_mask(128, 0)) == 384
+    assert reach(window_mask(3, 5, 7)) == 264
     assert reach(window_mask(128, 0) & length_mask(300)) == 300
     assert reach(window_mask(10, 0) | length_mask(7)) == 273
     assert reach(causal_mask()) == 4096
