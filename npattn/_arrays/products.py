@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from npattn._arrays import threads
+from npattn._arrays.blas import one_blas_thread
 from npattn._arrays.namespace import Array, Namespace
 
 SMALL = 1 << 15  # multiplications of a product that no BLAS gives to several threads
@@ -42,7 +43,7 @@ def multiply(*products: Product, xp: Namespace) -> list[Array]:
     outs = [np.empty((a.shape[0], b.shape[1]), dtype=np.result_type(a, b)) for a, b, _ in products]
     jobs = [job for product, out in zip(products, outs, strict=True) for job in _jobs(product, out)]
     count = threads.get_num_threads() if sum(product.size for product in products) >= LARGE else 1
-    with threads.one_blas_thread():
+    with one_blas_thread():
         threads.run(lambda _: lambda job: job(), jobs, threads=count)
     return outs
 

@@ -1,4 +1,4 @@
-"""A small pool of threads, and BLAS held to one thread while they work.
+"""A small pool of threads.
 
 NumPy releases Python's lock inside its loops, so tiles run side by side. ``run`` hands the jobs of one call to the pool and
 works along; which thread does which job changes no bit, since jobs share no memory that they write to. The thread count is
@@ -13,11 +13,12 @@ import math
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from npattn._arrays.blas import one_blas_thread
 from npattn._arrays.checks import host_int
 
 Job = TypeVar("Job")
@@ -213,99 +214,10 @@ def _never() -> None:
     """The check of a serial run: there is nobody else to wait for."""
 
 
-class _Setting(NamedTuple):
-    """How the thread count of a BLAS is read and changed."""
-
-    get: Callable[[], int]
-    set: Callable[[int], Any]
-
-
-def _setting(controller: Any) -> _Setting:
-    """OpenBLAS's own functions, or what threadpoolctl has for another BLAS.
-
-    threadpoolctl's way to OpenBLAS takes ten times as long, and 3.8 listens only to the first thread that sets it.
-    """
-    if controller.internal_api == "openblas":
-        for prefix, suffix in itertools.product(("", "scipy_"), ("", "64_", "_64")):
-            with contextlib.suppress(AttributeError):
-                own = [getattr(controller.dynlib, f"{prefix}openblas_{verb}_num_threads{suffix}") for verb in ("get", "set")]
-                return _Setting(*own)
-    return _Setting(lambda: controller.num_threads, controller.set_num_threads)
-
-
-Found: TypeAlias = list[tuple[_Setting, int]]  # what was changed, and the thread counts that go back there
-
-
-class _BlasGuard:
-    """BLAS on one thread while anybody is inside, as it was found once the last one has left.
-
-    Most BLAS have one setting for the process, some (MKL, OpenBLAS on OpenMP) one for each calling thread: every thread that
-    works comes in for itself.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.inside = 0
-        self.shared: list[_Setting] | None = None
-        self.own: list[_Setting] = []
-        self.found: Found = []
-
-    def enter(self) -> Found:
-        with self.lock:
-            if self.shared is None:
-                from threadpoolctl import ThreadpoolController
-
-                found = ThreadpoolController().select(user_api="blas").lib_controllers
-                own = [c for c in found if c.internal_api == "mkl" or getattr(c, "threading_layer", "") == "openmp"]
-                self.own = [_Setting(lambda c=c: c.num_threads, c.set_num_threads) for c in own]  # type: ignore[misc]
-                self.shared = [_setting(c) for c in found if c not in own]
-            if self.inside == 0:
-                self.found = _limit(self.shared)
-            self.inside += 1
-        return _limit(self.own)
-
-    def leave(self, found: Found) -> None:
-        _restore(found)
-        with self.lock:
-            self.inside -= 1
-            if self.inside == 0:
-                _restore(self.found)
-
-
-def _limit(settings: list[_Setting]) -> Found:
-    """One thread each; and what that changes."""
-    found = [(setting, count) for setting in settings if (count := setting.get()) != 1]
-    for setting, _ in found:
-        setting.set(1)
-    return found
-
-
-def _restore(found: Found) -> None:
-    for setting, count in found:
-        setting.set(count)
-
-
-_blas = _BlasGuard()
-
-
-@contextlib.contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """Hold BLAS to one thread; calls may overlap in any order."""
-    guard = _blas  # a child process has another
-    found = guard.enter()
-    try:
-        yield
-    finally:
-        guard.leave(found)
-
-
 def _after_fork() -> None:
-    """A child has none of its parent's threads, and may have been born inside a guard."""
-    global _pool, _blas
+    """A child has none of its parent's threads."""
+    global _pool
     _pool = _Pool()
-    if _blas.inside:
-        _restore(_blas.found)
-    _blas = _BlasGuard()
 
 
 if hasattr(os, "register_at_fork"):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from npattn._arrays import threads
+from npattn._arrays import blas, threads
 from npattn._arrays.namespace import library_name
 from npattn._attention.biases import LazyBias
 from npattn._attention.memory import lent_memory
@@ -239,7 +239,7 @@ def run(problem: Problem, sizes: Sizes, worker: Worker, jobs: Sequence[Any]) -> 
 def one_blas_thread(problem: Problem) -> contextlib.AbstractContextManager[None]:
     """BLAS held to one thread if a product of a whole head is one that it could give to several."""
     product = problem.group * problem.queries * problem.keys * max(problem.q.shape[-1], problem.v.shape[-1])
-    return _NO_GUARD if problem.xp is not np or product < SMALL_PRODUCT else threads.one_blas_thread()
+    return _NO_GUARD if problem.xp is not np or product < SMALL_PRODUCT else blas.one_blas_thread()
 
 
 _NO_GUARD = contextlib.nullcontext()

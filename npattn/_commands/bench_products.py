@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from npattn._arrays import threads
+from npattn._arrays.blas import one_blas_thread
 from npattn._arrays.namespace import Array, Namespace
 from npattn._commands.bench_backends import Backend, Call
 from npattn._commands.bench_cases import FORWARD, Case, Inputs
@@ -90,7 +91,7 @@ def prepare_products(case: Case, inputs: Inputs, name: str, backend: Backend) ->
         return lambda job: _run(np, products(job, own))
 
     def side_by_side() -> tuple[Array, ...]:
-        with threads.one_blas_thread():
+        with one_blas_thread():
             threads.run(worker, jobs, threads=count)
         return ()
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from npattn._arrays.blas import one_blas_thread
 from npattn._arrays.namespace import Array
-from npattn._arrays.threads import one_blas_thread
 from npattn._arrays.trees import with_tree_repr
 from npattn._attention.attention import attention
 from npattn._attention.biases import LazyBias

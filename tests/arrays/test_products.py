@@ -7,7 +7,7 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from npattn import set_num_threads
-from npattn._arrays import products, threads
+from npattn._arrays import blas, products
 from npattn._arrays.products import Product, multiply
 from npattn.testing.libraries import to_numpy
 
@@ -93,7 +93,7 @@ def test_what_goes_wrong_in_a_piece_reaches_the_caller(monkeypatch):
     a, b, _ = draw(200, 70, 50)
     with pytest.raises(MemoryError, match="no room"):
         multiply(Product(a, b), xp=np)
-    assert threads._blas.inside == 0
+    assert blas._blas.inside == 0
 
 
 def test_every_library(library, to_xp):

@@ -1,4 +1,4 @@
-"""The pool of threads and the guard around BLAS."""
+"""The pool of threads."""
 
 import os
 import signal
@@ -10,45 +10,13 @@ import weakref
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_info, threadpool_limits
 
 from npattn import get_num_threads, set_num_threads
 from npattn._arrays import threads
+from npattn._arrays.blas import one_blas_thread
+from tests.arrays.meeting import LONG, Meeting, blas_threads
 
-LONG = 20.0  # seconds that nothing here may take
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither fork nor signals to a thread")
-
-
-def blas_threads() -> list[int]:
-    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
-
-
-@pytest.fixture
-def two_blas_threads():
-    """BLAS on two threads, whatever the machine."""
-    with threadpool_limits(2, user_api="blas"):
-        if 2 not in blas_threads():
-            pytest.skip("this NumPy has no BLAS whose threads can be set")
-        yield
-
-
-class Meeting:
-    """Jobs that all wait for each other: they only end if as many threads as jobs run them at once."""
-
-    def __init__(self, count: int) -> None:
-        self.barrier = threading.Barrier(count, timeout=LONG)
-        self.done: list[int] = []
-        self.workers: list[threading.Thread] = []
-
-    def worker(self, check):
-        self.workers.append(threading.current_thread())
-
-        def work(job):
-            self.barrier.wait()
-            check()
-            self.done.append(job)
-
-        return work
 
 
 def until_cancelled(check):
@@ -200,7 +168,7 @@ def test_an_interrupt_stops_promptly(two_blas_threads, caller, delays):
 
     start = time.monotonic()
     sender = interrupt_after(*delays)
-    with pytest.raises(KeyboardInterrupt), threads.one_blas_thread():
+    with pytest.raises(KeyboardInterrupt), one_blas_thread():
         threads.run(worker, range(2), threads=2)
     assert time.monotonic() - start < LONG / 4
     assert working == []
@@ -229,115 +197,6 @@ def test_a_helper_that_wakes_up_too_late_holds_nothing_and_does_nothing(monkeypa
     assert len(done) == 2
 
 
-# BLAS ------------------------------------------------------------------------------------------------------------------------
-
-
-def test_blas_has_one_thread_inside_and_its_own_setting_after(two_blas_threads):
-    with threads.one_blas_thread():
-        assert set(blas_threads()) == {1}
-    assert set(blas_threads()) == {2}
-    with pytest.raises(ValueError, match="inside"), threads.one_blas_thread():
-        raise ValueError("inside")
-    assert set(blas_threads()) == {2}
-
-
-def test_a_setting_of_one_stays(two_blas_threads):
-    with threadpool_limits(1, user_api="blas"):
-        with threads.one_blas_thread():
-            assert set(blas_threads()) == {1}
-        assert set(blas_threads()) == {1}
-
-
-def test_callers_overlap_in_any_order(two_blas_threads):
-    first, second, third = (threads.one_blas_thread() for _ in range(3))
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert set(blas_threads()) == {1}
-    third.__enter__()
-    second.__exit__(None, None, None)
-    assert set(blas_threads()) == {1}
-    third.__exit__(None, None, None)
-    assert set(blas_threads()) == {2}
-
-
-def test_many_callers_at_once(two_blas_threads):
-    wrong = []
-
-    def caller():
-        for _ in range(100):
-            with threads.one_blas_thread():
-                if set(blas_threads()) != {1}:
-                    wrong.append(blas_threads())
-
-    callers = [threading.Thread(target=caller) for _ in range(4)]
-    for thread in callers:
-        thread.start()
-    for thread in callers:
-        thread.join()
-    assert wrong == []
-    assert set(blas_threads()) == {2}
-
-
-class PerThread:
-    """A BLAS whose setting belongs to the calling thread, as MKL's does."""
-
-    internal_api = "mkl"
-
-    def __init__(self) -> None:
-        self.local = threading.local()
-
-    @property
-    def num_threads(self) -> int:
-        return getattr(self.local, "count", 2)
-
-    def set_num_threads(self, count: int) -> None:
-        self.local.count = count
-
-
-class Other:
-    """What threadpoolctl has for a library without OpenBLAS's functions."""
-
-    dynlib = object()
-    num_threads = 2
-
-    def __init__(self, internal_api: str) -> None:
-        self.internal_api = internal_api
-
-    def set_num_threads(self, count: int) -> None:
-        self.num_threads = count
-
-
-@pytest.mark.parametrize("internal_api", ["blis", "openblas"])
-def test_another_blas_is_set_through_threadpoolctl(internal_api):
-    controller = Other(internal_api)
-    setting = threads._setting(controller)
-    assert setting.get() == 2
-    setting.set(1)
-    assert setting.get() == controller.num_threads == 1
-
-
-def test_every_working_thread_limits_a_blas_that_has_a_setting_a_thread(monkeypatch):
-    guard, blas, seen = threads._BlasGuard(), PerThread(), []
-    guard.shared, guard.own = [], [threads._Setting(lambda: blas.num_threads, blas.set_num_threads)]
-    monkeypatch.setattr(threads, "_blas", guard)
-    meeting = Meeting(3)
-
-    def worker(check):
-        work = meeting.worker(check)
-        return lambda job: (work(job), seen.append(blas.num_threads))
-
-    with threads.one_blas_thread():
-        threads.run(worker, range(3), threads=3)
-    assert seen == [1, 1, 1]
-    again = Meeting(3)  # the same pool threads, now outside
-    seen.clear()
-    monkeypatch.setattr(threads, "_blas", threads._BlasGuard())
-    threads.run(lambda check: lambda job: (again.worker(check)(job), seen.append(blas.num_threads)), range(3), threads=3)
-    assert seen == [2, 2, 2]
-    assert guard.inside == 0
-
-
 # A fork ----------------------------------------------------------------------------------------------------------------------
 
 FORK = """
@@ -346,6 +205,7 @@ import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 import npattn
 from npattn._arrays import threads
+from npattn._arrays.blas import one_blas_thread
 
 warnings.simplefilter("ignore")  # Python 3.12 warns of a fork beside threads: this is what is tested
 x = np.random.default_rng(0).standard_normal((4, 400, 64))
@@ -353,7 +213,7 @@ npattn.set_num_threads(3)
 limits = threadpool_limits(2, user_api="blas")
 expected = npattn.attention(x, x, x)
 assert threads._pool.size == 2, threads._pool.size
-with threads.one_blas_thread():
+with one_blas_thread():
     child = os.fork()
     if not child:
         counts = {b["num_threads"] for b in threadpool_info() if b["user_api"] == "blas"}
