@@ -1,8 +1,9 @@
-"""BLAS held to one thread while the pool's threads work."""
+"""BLAS held to one thread while the pool's threads work, and what it is good at."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import threading
@@ -30,6 +31,24 @@ def _setting(controller: Any) -> _Setting:
     return _Setting(lambda: controller.num_threads, controller.set_num_threads)
 
 
+@functools.cache
+def _controllers() -> tuple[Any, ...]:
+    """threadpoolctl's handles of every BLAS in the process."""
+    from threadpoolctl import ThreadpoolController  # its search takes longer than the import
+
+    return tuple(ThreadpoolController().select(user_api="blas").lib_controllers)
+
+
+IN_PLACE = ("SkylakeX", "Cooperlake", "SapphireRapids")  # of OpenBLAS's kinds of CPUs those with AVX-512
+
+
+@functools.cache
+def multiplies_in_place() -> bool:
+    """Whether BLAS has kernels for small products that copy neither matrix, see `npattn._arrays.block_products`."""
+    found = _controllers()
+    return bool(found) and all(c.internal_api == "openblas" and c.architecture in IN_PLACE for c in found)
+
+
 Found: TypeAlias = list[tuple[_Setting, int]]  # what was changed, and the thread counts that go back there
 
 
@@ -50,9 +69,7 @@ class _BlasGuard:
     def enter(self) -> Found:
         with self.lock:
             if self.shared is None:
-                from threadpoolctl import ThreadpoolController
-
-                found = ThreadpoolController().select(user_api="blas").lib_controllers
+                found = _controllers()
                 own = [c for c in found if c.internal_api == "mkl" or getattr(c, "threading_layer", "") == "openmp"]
                 self.own = [_Setting(lambda c=c: c.num_threads, c.set_num_threads) for c in own]  # type: ignore[misc]
                 self.shared = [_setting(c) for c in found if c not in own]

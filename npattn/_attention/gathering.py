@@ -16,7 +16,7 @@ from npattn._attention.ops import Ops
 from npattn._attention.place import Place
 from npattn._attention.problem import Problem
 from npattn._attention.stores import make_rows, make_sums
-from npattn._attention.tiling import BACKWARD_JOBS, Sizes, cut_units, run
+from npattn._attention.tiling import JOBS, Sizes, cut_units, run
 
 
 class Backward(NamedTuple):
@@ -92,7 +92,7 @@ def _backward_jobs(problem: Problem, sizes: Sizes) -> tuple[list[list[tuple[int,
     wide = bias_axes(problem) if is_wide(bias_axes(problem)) else None
     copies = 1
     if blocks and problem.xp is np and not sizes.plain and not (wide and wide[-3] != problem.group):
-        copies = max(min(-(-BACKWARD_JOBS // len(blocks)), len(blocks[0])), 1)
+        copies = max(min(-(-JOBS // len(blocks)), len(blocks[0])), 1)
     jobs: dict[Any, list[tuple[int, int, Place]]] = {}
     index = 0
     for number, block in enumerate(blocks):

@@ -21,12 +21,18 @@ class MarkedMemory(np.ndarray[Any, Any]):
 
 
 def new_memory(size: int, dtype: Any, xp: Namespace) -> Array:
-    """Memory for a Scratch, with anything in it. Parts of it can be lent."""
-    return MarkedMemory(size, dtype) if xp is np else xp.empty(size, dtype=dtype)
+    """Memory for a Scratch, with anything in it, on NumPy from the beginning of a line of the cache. Parts of it can be lent."""
+    if xp is not np:
+        return xp.empty(size, dtype=dtype)
+    nbytes = size * np.dtype(dtype).itemsize
+    memory = np.empty(nbytes + LINE, np.uint8)
+    start = -int(memory.__array_interface__["data"][0]) % LINE
+    return memory[start : start + nbytes].view(dtype).view(MarkedMemory)
 
 
 Memory: TypeAlias = dict[str, MarkedMemory]  # the bytes behind the buffers of each name
 
+LINE = 64  # bytes of a line of a core's cache: what begins with one takes part in fewer
 SPARE_BYTES = 5 << 26  # memory that waits for its next use, at most: the largest room that is kept, and tiles
 
 # Every change of these is one operation, so that threads need no lock.

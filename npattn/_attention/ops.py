@@ -14,9 +14,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from npattn._arrays.block_products import BlockProducts, Limits
 from npattn._arrays.namespace import Array, Namespace
 from npattn._arrays.products import multiply_into
 from npattn._attention.memory import MarkedMemory, Memory, new_memory
+
+ARGUMENTS = ("k", "v", "tk", "tv")  # the names under which parts of a call's arguments are loaded
 
 
 class Hidden(NamedTuple):
@@ -168,7 +171,7 @@ class Scratch:
     What a tile's matrices need besides arithmetic is kept small and remembered: threads wait for Python's lock meanwhile.
     """
 
-    def __init__(self, xp: Namespace, dtype: Any, apart: int, memory: Memory) -> None:
+    def __init__(self, xp: Namespace, dtype: Any, apart: int, memory: Memory, blocks: Limits | None = None) -> None:
         self.xp = xp
         self.dtype = dtype
         self.apart = apart
@@ -178,6 +181,7 @@ class Scratch:
         self.buffers: dict[str, Array] = {}
         self.results: dict[str, dict[tuple[int, ...], Array]] = {}  # views of the buffers: of each name, by shape
         self.whole: dict[int, Array] = {}  # of each result, by its id: the same with the space after its rows
+        self.blocks = None if blocks is None else BlockProducts(blocks, self.take)
 
     def lend(self, name: str, memory: Array | None) -> None:
         for result in self.results.pop(name, {}).values():
@@ -222,12 +226,15 @@ class Scratch:
         return memory[: memory.size // self.itemsize * self.itemsize].view(self.dtype)
 
     def load(self, x: Array, name: str, *, scale: float = 1.0, live: Array | None = None) -> Array:
+        as_it_is = live is None and scale == 1.0 and x.dtype == self.dtype and _suits_blas(x)
+        if self.blocks is not None and name in ARGUMENTS:
+            self.blocks.note(name, x if as_it_is else None)
+        if as_it_is:
+            return x
         if live is not None:
             return self.hide_rows(x, name, scale, live)
         if scale != 1.0:
             return self.xp.multiply(x, scale, out=self.take(name, x.shape), casting="same_kind", dtype=self.dtype)
-        if x.dtype == self.dtype and _suits_blas(x):
-            return x
         copy = self.take(name, x.shape)
         copy[...] = x
         return copy
@@ -242,8 +249,15 @@ class Scratch:
     def matmul(self, a: Array, b: Array, name: str) -> Array:
         *lead, rows, _ = a.shape
         *other, _, columns = b.shape
-        out = self.take(name, (*(lead if lead == other else broadcast(tuple(lead), tuple(other))), rows, columns))
-        return multiply_into(out, a, b) if self.xp is np else self.xp.matmul(a, b, out=out)
+        lead = lead if lead == other else broadcast(tuple(lead), tuple(other))
+        if self.blocks is not None and self.blocks.suit_turned(a, b):
+            return self.matmul(b.swapaxes(-1, -2), a.swapaxes(-1, -2), f"{name} turned").swapaxes(-1, -2)
+        out = self.take(name, (*lead, rows, columns))
+        if self.xp is not np:
+            return self.xp.matmul(a, b, out=out)
+        if self.blocks is not None and self.blocks.suit(out, a):
+            return self.blocks.multiply(out, a, b, name)
+        return multiply_into(out, a, b)
 
     def add(self, a: Array, b: Array | float, name: str | None = None) -> Array:
         return self.elementwise(self.xp.add, a, b, name)
@@ -311,7 +325,7 @@ def _to_the_end(a: Array) -> Array:
     if not isinstance(getattr(getattr(a, "base", None), "base", None), MarkedMemory):
         return a
     width = a.strides[-2] // a.itemsize
-    if width == a.shape[-1] or a.size == 0:
+    if width == a.shape[-1] or a.size == 0 or a.strides[-1] != a.itemsize:
         return a
     return a.base[: a.size // a.shape[-1] * width].reshape(*a.shape[:-1], width)
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from npattn._arrays import blas, threads
+from npattn._arrays.block_products import Limits
 from npattn._arrays.namespace import library_name
 from npattn._attention.biases import LazyBias
 from npattn._attention.memory import lent_memory
@@ -31,7 +32,7 @@ SMALL_PAIRS = 1 << 13  # of a problem with a mask that is one tile all the same:
 TILE_BYTES = 1 << 22  # of a tile's matrix, at most
 FEW_TILE_PAIRS = 1 << 18  # a tile has so many pairs, if the problem has
 UNIT_KEY_BYTES = 1 << 24  # of a unit's keys and values: with few rows it takes as long as to read them
-BACKWARD_JOBS = 8  # at least so many jobs, where the rows allow it: each further job on the same heads costs a copy of dk and dv
+JOBS = 8  # at least so many, if they are not small; in backward each further one on the same heads costs a copy of dk and dv
 JOIN_BYTES = 1 << 22  # of dk and dv: of more there are two copies at most if heads can be cut instead
 FEW_PAIRS = 1 << 16  # a problem of so few pairs is not worth a second thread; without a mask it is one tile of new arrays
 KEEP_MIB = 256  # numerators up to this size are kept for backward
@@ -48,6 +49,7 @@ class Sizes(NamedTuple):
     keep: bool  # whether forward keeps the numerators of all tiles for backward
     apart: int = 1024  # a row of a tile is made longer if its length in bytes is a multiple of this
     heads: int = 1 << 62  # heads of a tile, at most
+    blocks: Limits | None = None  # matrix products are made in blocks of this size
 
 
 ONE_TILE = Sizes(rows=1 << 62, keys=1 << 62, pairs=1 << 62, plain=True, keep=True)
@@ -86,10 +88,7 @@ def _numpy_sizes(problem: Problem, backward: bool) -> Sizes:
     key_bytes = (problem.q.shape[-1] + problem.v.shape[-1]) * itemsize  # of a key and its value
     # few large tiles: between two operations a thread waits for Python's lock; but enough of them for several threads
     most = TILE_BYTES // itemsize
-    if mask is None and backward:
-        pairs = min(most, max(every // 8, FEW_TILE_PAIRS))
-    else:  # where units differ in their work they should be many
-        pairs = min(most // 2, max(every // 16, FEW_TILE_PAIRS))
+    pairs = min(most, max(every // JOBS, FEW_TILE_PAIRS))
     if mask is None:  # as many rows as go with all keys: what is done once for each unit is done less often
         rows = min(max(pairs // problem.keys, 256), 1024)
     else:  # few rows follow the edge of a mask more closely
@@ -97,8 +96,12 @@ def _numpy_sizes(problem: Problem, backward: bool) -> Sizes:
     rows = min(rows, max(problem.group * problem.queries, 1))
     pairs = min(pairs, rows * UNIT_KEY_BYTES // max(key_bytes, 1))
     if backward and heads * problem.keys * key_bytes > JOIN_BYTES:  # in so many blocks that no more than two jobs must share one
-        heads = max(2 * heads // BACKWARD_JOBS, 1)
-    return Sizes(rows=rows, keys=most // rows, pairs=pairs, plain=False, keep=_room_to_keep(problem), heads=heads)
+        heads = max(2 * heads // JOBS, 1)
+    blocks = _BLOCKS if blas.multiplies_in_place() else None
+    return Sizes(rows, most // rows, pairs, plain=False, keep=_room_to_keep(problem), heads=heads, blocks=blocks)
+
+
+_BLOCKS = Limits()
 
 
 def _room_to_keep(problem: Problem) -> bool:
@@ -231,7 +234,7 @@ def run(problem: Problem, sizes: Sizes, worker: Worker, jobs: Sequence[Any]) -> 
         def begin(check: Callable[[], None]) -> Callable[[Any], None]:
             if sizes.plain:
                 return worker(plain_ops(problem), check)
-            return worker(Scratch(problem.xp, problem.compute, sizes.apart, memories.pop()), check)
+            return worker(Scratch(problem.xp, problem.compute, sizes.apart, memories.pop(), sizes.blocks), check)
 
         threads.run(begin, jobs[::-1], threads=count)  # the last queries see most of a causal mask: short jobs at the end
 

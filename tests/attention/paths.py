@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+from npattn._arrays.block_products import Limits
 from npattn._attention import tiling
 from npattn._attention.tiling import Sizes
 from npattn.testing.candidates import npattn_candidate
@@ -14,6 +15,7 @@ PATHS: dict[str, Sizes | None] = {
     "scratch": Sizes(rows=2, keys=3, pairs=12, plain=False, keep=False),
     "scratch, rows apart": Sizes(rows=3, keys=3, pairs=18, plain=False, keep=True, apart=1),
     "scratch, kept": Sizes(rows=3, keys=2, pairs=12, plain=False, keep=True),
+    "scratch, in blocks": Sizes(rows=64, keys=6, pairs=1 << 14, plain=False, keep=True, blocks=Limits(1, 100, 2, 4, 32)),
     "scratch, many heads": Sizes(rows=64, keys=4, pairs=1 << 14, plain=False, keep=False),
     "plain": Sizes(rows=3, keys=2, pairs=12, plain=True, keep=False),
     "plain, kept": Sizes(rows=2, keys=3, pairs=12, plain=True, keep=True),

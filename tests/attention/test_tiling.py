@@ -16,6 +16,7 @@ from npattn import (
     set_num_threads,
     window_mask,
 )
+from npattn._arrays.block_products import Limits
 from npattn._attention import formula, shades, tiling
 from npattn._attention.ops import Scratch
 from npattn._attention.problem import make_problem
@@ -113,14 +114,14 @@ def blocks_of_heads(problem_mask, *, length, backward, batch=1):
 
 
 def test_a_unit_takes_as_many_heads_as_a_band_leaves_room_for():
-    assert blocks_of_heads(window_mask(128, 0), length=4096, backward=False) == [16] * 2  # of 4 heads, with 16 runs of 256 rows
+    assert blocks_of_heads(window_mask(128, 0), length=4096, backward=False) == [16]  # of all 8 heads, with 16 runs of 256 rows
     # in backward every further job on the same heads has a copy of dk and dv
     assert blocks_of_heads(window_mask(128, 0), length=4096, backward=True) == [16] * 4
     assert blocks_of_heads(causal_mask(), length=4096, backward=False) == [16] * 8
-    assert blocks_of_heads(length_mask([100, 1024]), length=1024, backward=False, batch=2) == [4] + [4] * 4
-    # without a mask: whole rows, more of them if backward follows
-    assert blocks_of_heads(None, length=1024, backward=False) == [2] * 8
-    assert blocks_of_heads(None, length=1024, backward=True) == [1] * 8
+    assert blocks_of_heads(length_mask([100, 1024]), length=1024, backward=False, batch=2) == [4] * 3  # of 8 heads and of 4
+    assert blocks_of_heads(length_mask([100, 1024]), length=1024, backward=True, batch=2) == [4] * 4
+    # without a mask: whole rows
+    assert blocks_of_heads(None, length=1024, backward=False) == [1] * 8
     assert blocks_of_heads(None, length=4096, backward=True) == [16] * 8
 
 
@@ -136,6 +137,19 @@ def test_results_are_remembered_until_their_memory_goes():
     assert set(ops.whole) == {id(large), id(again)}
     ops.lend("x", None)
     assert ops.whole == {}
+
+
+@pytest.mark.parametrize(("dtype", "turned"), [("float64", True), ("float32", False)])
+def test_a_product_of_columns_may_be_made_turned(dtype, turned):
+    ops = Scratch(np, np.dtype(dtype), 32, {}, Limits(bytes=1, columns=4))
+    p, d = (np.random.default_rng(0).standard_normal(shape).astype(dtype) for shape in ((2, 9, 16), (2, 9, 4)))
+    ops.take("p", p.shape)[...] = p
+    found = ops.matmul(ops.transpose(ops.take("p", p.shape)), d, "dv")
+    assert (found.strides[-2] == found.itemsize) == turned
+    expected = np.einsum("bij,bie->bje", p, d)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(ops.multiply(found, 2.0), 2 * expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(ops.take("p", p.shape), p, rtol=0, atol=0)  # of which nothing was written
 
 
 def kept_bytes(saved):
