@@ -46,7 +46,7 @@ class Mutant(NamedTuple):
 
 FORMULA, PASSES, GATHERING = "_attention.formula", "_attention.passes", "_attention.gathering"
 TILING, TILES, STORES = "_attention.tiling", "_attention.tiles", "_attention.stores"
-SHADES = "_attention.shades"
+SHADES, BLOCKS = "_attention.shades", "_arrays.block_products"
 PROBLEM, PLACE, BIASES = "_attention.problem", "_attention.place", "_attention.biases"
 KINDS, MASKS, HEADS, MULTI = "_attention.mask_kinds", "_attention.masks", "layers.heads", "_attention.multi_head"
 
@@ -240,6 +240,10 @@ MUTANTS = [
         "outer = unit.lead if mask.outer_shape() else ()",
         "outer = ()",
     ),
+    Mutant("blocks lose the last rows", BLOCKS, "if even < rows:", "if even > rows:"),
+    Mutant("blocks lose the last columns", BLOCKS, "if whole < columns:", "if whole > columns:"),
+    Mutant("the blocks of other keys", BLOCKS, "if known == key and", "if"),
+    Mutant("blocks of what has changed", BLOCKS, "steady = any(", "steady = True or any("),
     Mutant(
         "dropout of the wrong head",
         TILES,
@@ -417,6 +421,7 @@ def killer(mutant: Mutant | None) -> str:
 def selection() -> Iterator[tuple[str, Callable[[], Any]]]:
     """The laws that faults are judged by: on chosen problems and on random ones, in one tile and in many."""
     from npattn import causal_mask, length_mask
+    from npattn._arrays.block_products import Limits
     from npattn._attention.tiling import Sizes
     from npattn.testing import LAWS, attention_problems, check_multi_head, npattn_candidate
     from npattn.testing.check import check_law
@@ -424,16 +429,17 @@ def selection() -> Iterator[tuple[str, Callable[[], Any]]]:
     from npattn.testing.problems import attention_problem
     from tests.attention.every_option import EVERY_OPTION
 
-    chosen, tiles, kept, plain = (
+    chosen, tiles, kept, blocks, plain = (
         npattn_candidate(sizes=sizes)
         for sizes in (
             None,
             Sizes(rows=2, keys=3, pairs=12, plain=False, keep=False),
             Sizes(rows=3, keys=2, pairs=12, plain=False, keep=True),
+            Sizes(rows=64, keys=5, pairs=1 << 14, plain=False, keep=False, blocks=Limits(1, 100, 2, 4, 32)),
             Sizes(rows=2, keys=3, pairs=12, plain=True, keep=True),
         )
     )
-    for candidate in (chosen, tiles, kept, plain):
+    for candidate in (chosen, tiles, kept, blocks, plain):
         for name in ("weights_sum_to_one_or_nothing", "products_with_gradients_agree", "is_what_the_loops_say"):
             for problem in EVERY_OPTION.values():
                 yield name, functools.partial(LAWS[name], candidate, problem)
@@ -447,7 +453,7 @@ def selection() -> Iterator[tuple[str, Callable[[], Any]]]:
                 ),
             )
     for name in ("is_what_the_loops_say", "poison_stays_out", "unseen_keys_leave_no_trace", "cuts_merge_to_the_whole"):
-        for candidate in (chosen, tiles, kept):
+        for candidate in (chosen, tiles, kept, blocks):
             yield name, functools.partial(check_law, LAWS[name], candidate, attention_problems, 25, 0)
     for layer in (
         multi_head_problem((2, 3, 4), (2, 5, 6), heads=2),
