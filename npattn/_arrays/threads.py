@@ -79,7 +79,6 @@ def get_num_threads() -> int:
     return int(text)
 
 
-BUFFER = 256  # elements of NumPy's buffers: into larger ones than a matrix's rows it copies a column that is added to the matrix
 QUOTA = "/sys/fs/cgroup/cpu.max"  # of the control group, on Linux
 
 
@@ -131,7 +130,6 @@ class _Call:
             self.active += 1
         try:
             with one_blas_thread(), np.errstate(all="ignore"):
-                np.setbufsize(BUFFER)
                 self.take_jobs()
         except Cancelled:
             pass
@@ -184,7 +182,6 @@ def run(worker: Worker[Job], jobs: Sequence[Job], *, threads: int) -> None:
     caller as it was raised, after every thread has stopped writing. Jobs run without floating-point warnings.
     """
     with np.errstate(all="ignore"):
-        np.setbufsize(BUFFER)
         _run(worker, jobs, threads)
 
 

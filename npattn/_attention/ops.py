@@ -19,6 +19,7 @@ from npattn._arrays.namespace import Array, Namespace
 from npattn._arrays.products import multiply_into
 from npattn._attention.memory import MarkedMemory, Memory, new_memory
 
+BUFFER = 256  # elements: NumPy copies a column to the width of its buffers, 8192, where a row of the matrix is shorter
 ARGUMENTS = ("k", "v", "tk", "tv")  # the names under which parts of a call's arguments are loaded
 
 
@@ -271,13 +272,19 @@ class Scratch:
     def elementwise(self, function: Any, a: Array, b: Array | float, name: str | None) -> Array:
         """``function(a, b)``, over whole rows where a's have space after them: one long loop is faster than one a row."""
         out = a if name is None else self.take(name, a.shape)
-        x, y = self.to_the_end(a), b
-        if not isinstance(b, float) and b.shape[-1] != 1:
-            y = self.to_the_end(b)
-            if y.shape[-1] != x.shape[-1]:
-                function(a, b, out)
-                return out
-        function(x, y, x if out is a else self.to_the_end(out))
+        x, y, column = self.to_the_end(a), b, False
+        if not isinstance(b, float):
+            column = b.shape[-1] == 1
+            if not column:
+                y = self.to_the_end(b)
+                if y.shape[-1] != x.shape[-1]:
+                    function(a, b, out)
+                    return out
+        into = x if out is a else self.to_the_end(out)
+        if column and x.shape[-1] >= BUFFER and self.xp is np:
+            _with_a_column(function, x, y, into)
+        else:
+            function(x, y, into)
         return out
 
     def to_the_end(self, a: Array) -> Array:
@@ -310,6 +317,15 @@ class Scratch:
         for start, stop, pairs in hidden:
             self.xp.copyto(a[..., start:stop], value, where=pairs)
         return a
+
+
+def _with_a_column(function: Any, a: Array, column: Array, out: Array) -> None:
+    """``function(a, column)`` for NumPy's functions, with buffers too short for a copy of the column at the width of a row."""
+    size = np.setbufsize(BUFFER)  # of this thread
+    try:
+        function(a, column, out)
+    finally:
+        np.setbufsize(size)
 
 
 def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

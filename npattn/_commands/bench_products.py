@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from npattn._arrays import threads
-from npattn._arrays.blas import one_blas_thread
+from npattn._arrays.blas import multiplies_in_place, one_blas_thread
+from npattn._arrays.block_products import BlockProducts, Limits
 from npattn._arrays.namespace import Array, Namespace
 from npattn._commands.bench_backends import Backend, Call
 from npattn._commands.bench_cases import FORWARD, Case, Inputs
 
 LARGE = 1 << 29  # operations of a pass from which on threads of our own are surely worth their start
+BLOCKS = Limits(bytes=1 << 24)  # no thread waits for another here: blocks are worth while for smaller products than in attention
 
 
 class Pieces(NamedTuple):
@@ -46,49 +48,58 @@ class Product(NamedTuple):
     a: Array
     b: Array
     out: Array
+    name: str
 
 
 def prepare_products(case: Case, inputs: Inputs, name: str, backend: Backend) -> Call:
     """The products of a pass, ready to run, on NumPy's half precisions in float32 as npattn does.
 
-    On NumPy the pieces are done by threads side by side, each with a BLAS of one thread; or in turn, where that is quicker.
+    On NumPy the pieces are done by threads side by side, each with a BLAS of one thread; or in turn, where that is quicker. They
+    are made in blocks where that is quicker, as npattn's are.
     """
     xp, half = backend.xp, case.dtype in ("float16", "bfloat16")
     pieces = ON_CPU if xp is np else ON_GPU
     dtype = "float32" if half and xp is np else case.dtype
     q, k, v, dout = (backend.array(x, dtype) for x in inputs[:4])
 
-    def products(job: Job, buffers: dict[str, Array]) -> Iterator[Product]:
-        def product(buffer: str, a: Array, b: Array) -> Product:
+    def products(job: Job, buffers: dict[str, Array], blocks: BlockProducts | None) -> Iterator[Product]:
+        def product(name: str, a: Array, b: Array, buffer: str) -> Product:
+            if blocks is not None and blocks.suit_turned(a, b):  # that the result lies in columns then matters to nobody
+                a, b = b.swapaxes(-1, -2), a.swapaxes(-1, -2)
             shape = (*a.shape[:-1], b.shape[-1])
-            size = math.prod(shape)
-            if buffer not in buffers or buffers[buffer].size < size:
-                buffers[buffer] = xp.empty(size, dtype=a.dtype)
-            return Product(a, b, buffers[buffer][:size].reshape(shape))
+            return Product(a, b, _memory(buffers, buffer, shape, a.dtype, xp), name)
 
         own_q, own_dout = (x[job.entry, job.heads, job.rows] for x in (q, dout))
         for start in range(0, job.keys, pieces.keys):
             own_k, own_v = (x[job.entry, job.kv_heads, start : min(start + pieces.keys, job.keys)] for x in (k, v))
-            scores = product("pairs", own_q, own_k.swapaxes(-1, -2))
+            if blocks is not None:
+                blocks.note("k", own_k)
+                blocks.note("v", own_v)
+            scores = product("scores", own_q, own_k.swapaxes(-1, -2), "pairs")
             yield scores
-            yield product("rows", scores.out, own_v)
+            yield product("out", scores.out, own_v, "rows")
             if name != FORWARD:
-                yield product("keys", scores.out.swapaxes(-1, -2), own_dout)
-                dscores = product("pairs", own_dout, own_v.swapaxes(-1, -2))
+                yield product("dv", scores.out.swapaxes(-1, -2), own_dout, "keys")
+                dscores = product("dweights", own_dout, own_v.swapaxes(-1, -2), "pairs")
                 yield dscores
-                yield product("rows", dscores.out, own_k)
-                yield product("keys", dscores.out.swapaxes(-1, -2), own_q)
+                yield product("dq", dscores.out, own_k, "rows")
+                yield product("dk", dscores.out.swapaxes(-1, -2), own_q, "keys")
 
     count = threads.get_num_threads() if xp is np else 1
-    shared: dict[str, Array] = {}
+
+    def begin() -> tuple[dict[str, Array], BlockProducts | None]:
+        if xp is not np or not multiplies_in_place():
+            return {}, None
+        memory: dict[str, Array] = {}
+        return {}, BlockProducts(BLOCKS, lambda name, shape: _memory(memory, name, shape, np.dtype(dtype), np))
 
     def in_turn() -> tuple[Array, ...]:
-        _run(xp, prepared)
+        _run(xp, prepared, blocks)
         return ()
 
     def worker(_: Callable[[], None]) -> Callable[[Job], None]:
-        own: dict[str, Array] = {}
-        return lambda job: _run(np, products(job, own))
+        buffers, blocks = begin()
+        return lambda job: _run(np, products(job, buffers, blocks), blocks)
 
     def side_by_side() -> tuple[Array, ...]:
         with one_blas_thread():
@@ -98,16 +109,28 @@ def prepare_products(case: Case, inputs: Inputs, name: str, backend: Backend) ->
     if count > 1 and case.operations(name) > LARGE:
         jobs = cut_jobs(case, pieces, count)
         return side_by_side
-    prepared = [product for job in cut_jobs(case, pieces, 1) for product in products(job, shared)]
+    shared, blocks = begin()
+    prepared = [product for job in cut_jobs(case, pieces, 1) for product in products(job, shared, blocks)]
     if count == 1:
         return in_turn
     jobs = cut_jobs(case, pieces, count)
     return min(in_turn, side_by_side, key=_quickest)
 
 
-def _run(xp: Namespace, products: Iterable[Product]) -> None:
-    for a, b, out in products:
-        xp.matmul(a, b, out=out)
+def _memory(buffers: dict[str, Array], name: str, shape: tuple[int, ...], dtype: Any, xp: Namespace) -> Array:
+    """Memory of this name, with anything in it."""
+    size = math.prod(shape)
+    if name not in buffers or buffers[name].size < size:
+        buffers[name] = xp.empty(size, dtype=dtype)
+    return buffers[name][:size].reshape(shape)
+
+
+def _run(xp: Namespace, products: Iterable[Product], blocks: BlockProducts | None) -> None:
+    for a, b, out, name in products:
+        if blocks is not None and blocks.suit(out, a):
+            blocks.multiply(out, a, b, name)
+        else:
+            xp.matmul(a, b, out=out)
 
 
 def _quickest(call: Call) -> float:

@@ -18,7 +18,7 @@ from npattn import (
 )
 from npattn._arrays.block_products import Limits
 from npattn._attention import formula, shades, tiling
-from npattn._attention.ops import Scratch
+from npattn._attention.ops import BUFFER, Scratch
 from npattn._attention.problem import make_problem
 from tests.attention.peaks import peak
 
@@ -150,6 +150,22 @@ def test_a_product_of_columns_may_be_made_turned(dtype, turned):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     np.testing.assert_allclose(ops.multiply(found, 2.0), 2 * expected, rtol=0, atol=1e-5)
     np.testing.assert_allclose(ops.take("p", p.shape), p, rtol=0, atol=0)  # of which nothing was written
+
+
+@pytest.mark.parametrize(("keys", "inside"), [(BUFFER, BUFFER), (BUFFER - 1, 4096)])
+def test_numpys_buffers_are_short_while_a_column_meets_a_matrix(keys, inside):
+    ops, seen = Scratch(np, np.dtype("float32"), 1024, {}), []
+
+    def function(a, b, out):
+        seen.append(np.getbufsize())
+        raise MemoryError
+
+    with np.errstate():
+        np.setbufsize(4096)
+        with pytest.raises(MemoryError):
+            ops.elementwise(function, np.ones((2, keys), np.float32), np.ones((2, 1), np.float32), None)
+        assert seen == [inside]
+        assert np.getbufsize() == 4096
 
 
 def kept_bytes(saved):

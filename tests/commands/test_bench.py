@@ -21,6 +21,7 @@ import threadpoolctl
 import npattn
 from npattn.__main__ import main
 from npattn._arrays import threads
+from npattn._arrays.block_products import Limits
 from npattn._commands import bench, bench_backends, bench_products, bench_report, bench_rivals, bench_timing, bench_train
 from npattn._commands.bench_backends import NumPyBackend
 from npattn._commands.bench_cases import BOTH, CASES, FORWARD, LENGTHS, QUICK, Case, select
@@ -540,23 +541,26 @@ def test_extra_memory():
     assert NumPyBackend().extra_memory(lambda: (np.zeros(1 << 20),)) < 1 << 12
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("name", [FORWARD, BOTH])
 @pytest.mark.parametrize(
     "case", [*SMALL, Case("full", 600, 2100, H=1, K=1), *select(CASES, "padded")], ids=lambda case: case.name
 )
-def test_the_limit_does_all_products_of_the_pairs_that_the_mask_leaves(case, name, monkeypatch):
+def test_the_limit_does_all_products_of_the_pairs_that_the_mask_leaves(case, name, in_place, monkeypatch):
     done = []
+    monkeypatch.setattr(bench_products, "multiplies_in_place", lambda: in_place)
+    monkeypatch.setattr(bench_products, "BLOCKS", Limits(bytes=1))
     run = bench_products._run
 
-    def recorded(xp, products):
+    def recorded(xp, products, blocks):
         done.extend(products)
-        run(xp, done)
+        run(xp, done, blocks)
 
     monkeypatch.setattr(bench_products, "_run", recorded)
     with bench.thread_count(1):
         call = bench_products.prepare_products(case, case.inputs(), name, NumPyBackend())
         call()
-    operations = sum(2 * p.a.size * p.b.shape[-1] for p in done)
+    operations = sum(2 * p.out.size * p.a.shape[-1] for p in done)
     assert operations == pytest.approx(case.operations(name), rel=0.15 if case.T < 20 else 0.01)
     assert all(p.out.dtype == case.dtype for p in done)
 
