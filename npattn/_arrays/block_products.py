@@ -31,14 +31,14 @@ class Limits(NamedTuple):
 
 
 Key: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
+Take: TypeAlias = Callable[[str, tuple[int, ...]], Array]  # memory for a result by its name and shape
 
 
 class BlockProducts:
-    """Products in blocks, for one thread and one call; ``take`` has memory for results by name and shape."""
+    """Products in blocks, for one thread and one call."""
 
-    def __init__(self, limits: Limits, take: Callable[[str, tuple[int, ...]], Array]) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.take = take
         self.steady: dict[str, Array | None] = {}
         self.copies: dict[str, tuple[Key, Array]] = {}
 
@@ -60,20 +60,20 @@ class BlockProducts:
             return False
         return bool(rows >= 2 * columns and terms >= 2 * self.limits.columns)
 
-    def multiply(self, out: Array, a: Array, b: Array, name: str) -> Array:
+    def multiply(self, out: Array, a: Array, b: Array, name: str, take: Take) -> Array:
         """``a b`` for arrays (..., M, K) and (..., K, N), into ``out``, the result of this name."""
         terms, most = a.shape[-1], self.limits.row_bytes // a.itemsize
         if terms <= most:
-            return self._multiply(out, a, b, name)
+            return self._multiply(out, a, b, name, take)
         pieces = _pieces(terms, most)
         if pieces is None:
             return np.matmul(a, b, out=out)
-        share = self.take("share", (*out.shape[:-2], pieces, *out.shape[-2:]))
+        share = take("share", (*out.shape[:-2], pieces, *out.shape[-2:]))
         a = a.reshape(*a.shape[:-1], pieces, terms // pieces).swapaxes(-3, -2)
-        self._multiply(share, a, b.reshape(*b.shape[:-2], pieces, terms // pieces, b.shape[-1]), name)
+        self._multiply(share, a, b.reshape(*b.shape[:-2], pieces, terms // pieces, b.shape[-1]), name, take)
         return np.add.reduce(share, axis=-3, out=out)
 
-    def _multiply(self, out: Array, a: Array, b: Array, name: str) -> Array:
+    def _multiply(self, out: Array, a: Array, b: Array, name: str, take: Take) -> Array:
         rows, columns, terms, width = a.shape[-2], b.shape[-1], a.shape[-1], self.limits.columns
         if columns % width and columns <= 2 * width:
             width = columns
@@ -81,7 +81,7 @@ class BlockProducts:
         height = _height(rows, min(self.limits.multiplications // (width * terms), self.limits.rows))
         if height == 0:
             return np.matmul(a, b, out=out)
-        blocks = self._blocks(b if whole == columns else b[..., :whole], width, name)[..., None, :, :, :]
+        blocks = self._blocks(b if whole == columns else b[..., :whole], width, name, take)[..., None, :, :, :]
         even = rows // height * height
         _multiply_blocks(out[..., :even, :whole], a[..., :even, :], blocks, height)
         if even < rows:
@@ -90,7 +90,7 @@ class BlockProducts:
             np.matmul(a, b[..., whole:], out=out[..., whole:])
         return out
 
-    def _blocks(self, b: Array, width: int, name: str) -> Array:
+    def _blocks(self, b: Array, width: int, name: str, take: Take) -> Array:
         """``b`` (..., K, N) as (..., N / width, K, width), every block in one piece."""
         *lead, terms, columns = b.shape
         address, item = _address(b), b.itemsize
@@ -102,7 +102,7 @@ class BlockProducts:
             known, blocks = self.copies[name]
             if known == key and blocks.shape[-3] * width >= columns and blocks.shape[-2] >= terms:  # a mask may leave less of it
                 return blocks[..., : columns // width, :terms, :]
-        blocks = self.take(f"blocks of {name}", (*lead, columns // width, terms, width))
+        blocks = take(f"blocks of {name}", (*lead, columns // width, terms, width))
         blocks[...] = b.reshape(*b.shape[:-1], columns // width, width).swapaxes(-3, -2)
         self.copies.pop(name, None)
         if steady:

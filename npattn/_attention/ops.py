@@ -182,7 +182,7 @@ class Scratch:
         self.buffers: dict[str, Array] = {}
         self.results: dict[str, dict[tuple[int, ...], Array]] = {}  # views of the buffers: of each name, by shape
         self.whole: dict[int, Array] = {}  # of each result, by its id: the same with the space after its rows
-        self.blocks = None if blocks is None else BlockProducts(blocks, self.take)
+        self.blocks = None if blocks is None else BlockProducts(blocks)
 
     def lend(self, name: str, memory: Array | None) -> None:
         for result in self.results.pop(name, {}).values():
@@ -257,7 +257,7 @@ class Scratch:
         if self.xp is not np:
             return self.xp.matmul(a, b, out=out)
         if self.blocks is not None and self.blocks.suit(out, a):
-            return self.blocks.multiply(out, a, b, name)
+            return self.blocks.multiply(out, a, b, name, self.take)
         return multiply_into(out, a, b)
 
     def add(self, a: Array, b: Array | float, name: str | None = None) -> Array:

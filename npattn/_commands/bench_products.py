@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -67,7 +68,7 @@ def prepare_products(case: Case, inputs: Inputs, name: str, backend: Backend) ->
             if blocks is not None and blocks.suit_turned(a, b):  # that the result lies in columns then matters to nobody
                 a, b = b.swapaxes(-1, -2), a.swapaxes(-1, -2)
             shape = (*a.shape[:-1], b.shape[-1])
-            return Product(a, b, _memory(buffers, buffer, shape, a.dtype, xp), name)
+            return Product(a, b, _memory(buffers, a.dtype, xp, buffer, shape), name)
 
         own_q, own_dout = (x[job.entry, job.heads, job.rows] for x in (q, dout))
         for start in range(0, job.keys, pieces.keys):
@@ -88,18 +89,15 @@ def prepare_products(case: Case, inputs: Inputs, name: str, backend: Backend) ->
     count = threads.get_num_threads() if xp is np else 1
 
     def begin() -> tuple[dict[str, Array], BlockProducts | None]:
-        if xp is not np or not multiplies_in_place():
-            return {}, None
-        memory: dict[str, Array] = {}
-        return {}, BlockProducts(BLOCKS, lambda name, shape: _memory(memory, name, shape, np.dtype(dtype), np))
+        return {}, BlockProducts(BLOCKS) if xp is np and multiplies_in_place() else None
 
     def in_turn() -> tuple[Array, ...]:
-        _run(xp, prepared, blocks)
+        _run(xp, prepared, shared, blocks)
         return ()
 
     def worker(_: Callable[[], None]) -> Callable[[Job], None]:
         buffers, blocks = begin()
-        return lambda job: _run(np, products(job, buffers, blocks), blocks)
+        return lambda job: _run(np, products(job, buffers, blocks), buffers, blocks)
 
     def side_by_side() -> tuple[Array, ...]:
         with one_blas_thread():
@@ -117,7 +115,7 @@ def prepare_products(case: Case, inputs: Inputs, name: str, backend: Backend) ->
     return min(in_turn, side_by_side, key=_quickest)
 
 
-def _memory(buffers: dict[str, Array], name: str, shape: tuple[int, ...], dtype: Any, xp: Namespace) -> Array:
+def _memory(buffers: dict[str, Array], dtype: Any, xp: Namespace, name: str, shape: tuple[int, ...]) -> Array:
     """Memory of this name, with anything in it."""
     size = math.prod(shape)
     if name not in buffers or buffers[name].size < size:
@@ -125,10 +123,10 @@ def _memory(buffers: dict[str, Array], name: str, shape: tuple[int, ...], dtype:
     return buffers[name][:size].reshape(shape)
 
 
-def _run(xp: Namespace, products: Iterable[Product], blocks: BlockProducts | None) -> None:
+def _run(xp: Namespace, products: Iterable[Product], buffers: dict[str, Array], blocks: BlockProducts | None) -> None:
     for a, b, out, name in products:
         if blocks is not None and blocks.suit(out, a):
-            blocks.multiply(out, a, b, name)
+            blocks.multiply(out, a, b, name, functools.partial(_memory, buffers, a.dtype, xp))
         else:
             xp.matmul(a, b, out=out)
 

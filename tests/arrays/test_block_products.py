@@ -35,11 +35,13 @@ def draw(shape: tuple[int, ...], dtype: str, *, apart: int = 0, turned: bool = F
     return x.swapaxes(-1, -2) if turned else x
 
 
-def assert_product(products: BlockProducts, a: np.ndarray, b: np.ndarray, *, apart: int = 0, name: str = "out") -> None:
+def assert_product(
+    products: BlockProducts, memory: Memory, a: np.ndarray, b: np.ndarray, *, apart: int = 0, name: str = "out"
+) -> None:
     lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     whole = np.full((*lead, a.shape[-2], b.shape[-1] + apart), np.nan, a.dtype)
     out = whole[..., : b.shape[-1]]
-    assert products.multiply(out, a, b, name) is out
+    assert products.multiply(out, a, b, name, memory.take) is out
     exact = np.einsum("...mk,...kn->...mn", a.astype("float64"), b.astype("float64"))
     np.testing.assert_allclose(out, exact, rtol=0, atol=100 * np.finfo(a.dtype).eps * a.shape[-1] ** 0.5)
     assert np.isnan(whole[..., b.shape[-1] :]).all()
@@ -69,7 +71,7 @@ def assert_product(products: BlockProducts, a: np.ndarray, b: np.ndarray, *, apa
 def test_blocks_are_the_product(rows, terms, columns, turned, apart, dtype):
     a = draw((rows, terms), dtype, apart=apart)
     b = draw((terms, columns), dtype, apart=apart, turned=turned)
-    assert_product(BlockProducts(LIMITS, Memory(dtype).take), a, b, apart=apart)
+    assert_product(BlockProducts(LIMITS), Memory(dtype), a, b, apart=apart)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_blocks_are_the_product(rows, terms, columns, turned, apart, dtype):
 @pytest.mark.parametrize(("rows", "terms", "columns"), [(33, 16, 70), (20, 128, 16)])
 def test_leading_axes(a_lead, b_lead, turned, rows, terms, columns):
     a, b = draw((*a_lead, rows, terms), "float64"), draw((*b_lead, terms, columns), "float64", turned=turned)
-    assert_product(BlockProducts(LIMITS, Memory("float64").take), a, b)
+    assert_product(BlockProducts(LIMITS), Memory("float64"), a, b)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -88,7 +90,7 @@ def test_what_is_not_finite_stays_in_its_row_and_column(value):
     a, b = draw((33, 128), "float64"), draw((128, 70), "float64")
     a[32, 100], b[5, 69] = value, value
     with np.errstate(invalid="ignore"):
-        out = BlockProducts(LIMITS, Memory("float64").take).multiply(np.empty((33, 70)), a, b, "out")
+        out = BlockProducts(LIMITS).multiply(np.empty((33, 70)), a, b, "out", Memory("float64").take)
     assert not np.isfinite(out[32]).any()
     assert not np.isfinite(out[:, 69]).any()
     np.testing.assert_allclose(out[:32, :69], a[:32] @ b[:, :69], rtol=0, atol=1e-12)
@@ -100,42 +102,42 @@ def copies(memory: Memory) -> int:
 
 def test_keys_are_copied_once_for_neighbours():
     memory = Memory("float64")
-    products = BlockProducts(LIMITS, memory.take)
+    products = BlockProducts(LIMITS)
     a, k = draw((32, 16), "float64"), draw((96, 16), "float64")
     products.note("k", k)
     for columns in (96, 64, 96):  # a mask may leave less
-        assert_product(products, a, k[:columns].T, name="scores")
+        assert_product(products, memory, a, k[:columns].T, name="scores")
     assert copies(memory) == 1
-    assert_product(products, a, k[32:].T, name="scores")  # what is noted begins elsewhere
+    assert_product(products, memory, a, k[32:].T, name="scores")  # what is noted begins elsewhere
     products.note("k", k[32:])
-    assert_product(products, a, k[32:80].T, name="scores")
-    assert_product(products, a, k[32:].T, name="scores")  # more than was copied
+    assert_product(products, memory, a, k[32:80].T, name="scores")
+    assert_product(products, memory, a, k[32:].T, name="scores")  # more than was copied
     assert copies(memory) == 4
 
 
 def test_values_are_copied_once_for_neighbours():
     memory = Memory("float64")
-    products = BlockProducts(LIMITS, memory.take)
+    products = BlockProducts(LIMITS)
     v = draw((32, 16), "float64", apart=1)
     products.note("v", v)
     for terms in (32, 20, 32):
-        assert_product(products, draw((32, terms), "float64"), v[:terms], name="out")
+        assert_product(products, memory, draw((32, terms), "float64"), v[:terms], name="out")
     assert copies(memory) == 1
 
 
 def test_what_does_not_keep_its_values_is_copied_every_time():
     memory = Memory("float64")
-    products = BlockProducts(LIMITS, memory.take)
+    products = BlockProducts(LIMITS)
     a, b = draw((32, 16), "float64"), draw((16, 64), "float64")
     products.note("k", b)
-    assert_product(products, a, b)
+    assert_product(products, memory, a, b)
     products.note("k", None)  # what stands under this name now is a tile's own memory
     b += 1
-    assert_product(products, a, b)
+    assert_product(products, memory, a, b)
     assert copies(memory) == 2
     b += 1
     products.note("k", b)
-    assert_product(products, a, b)  # a copy from before it was noted is not for it
+    assert_product(products, memory, a, b)  # a copy from before it was noted is not for it
 
 
 def test_blocks_that_lie_in_one_piece_are_not_copied():
@@ -144,7 +146,7 @@ def test_blocks_that_lie_in_one_piece_are_not_copied():
     start = -(whole.ctypes.data // 8) % 8
     b = whole[start : start + 32 * 16].reshape(32, 16)
     b[...] = draw((32, 16), "float64")
-    assert_product(BlockProducts(LIMITS, memory.take), draw((32, 32), "float64"), b)
+    assert_product(BlockProducts(LIMITS), memory, draw((32, 32), "float64"), b)
     assert copies(memory) == 0
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -137,6 +140,18 @@ def test_results_are_remembered_until_their_memory_goes():
     assert set(ops.whole) == {id(large), id(again)}
     ops.lend("x", None)
     assert ops.whole == {}
+
+
+def test_nothing_waits_for_the_garbage_collector():
+    ops = Scratch(np, np.dtype("float32"), 32, {}, Limits(bytes=1, columns=4))
+    ops.matmul(ops.load(np.ones((1, 8, 4), np.float32), "q", scale=2.0), ops.load(np.ones((1, 4, 8), np.float32), "k"), "scores")
+    held = weakref.ref(ops)
+    gc.disable()
+    try:
+        del ops
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("dtype", "turned"), [("float64", True), ("float32", False)])

@@ -552,9 +552,9 @@ def test_the_limit_does_all_products_of_the_pairs_that_the_mask_leaves(case, nam
     monkeypatch.setattr(bench_products, "BLOCKS", Limits(bytes=1))
     run = bench_products._run
 
-    def recorded(xp, products, blocks):
+    def recorded(xp, products, buffers, blocks):
         done.extend(products)
-        run(xp, done, blocks)
+        run(xp, done, buffers, blocks)
 
     monkeypatch.setattr(bench_products, "_run", recorded)
     with bench.thread_count(1):
