@@ -39,8 +39,8 @@ class BlockProducts:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.steady: dict[str, Array | None] = {}
-        self.copies: dict[str, tuple[Key, Array]] = {}
+        self.steady: dict[str, Array | None] = {}  # parts of arguments, by name: the address is enough to know them again
+        self.copies: dict[str, tuple[Key, Array]] = {}  # of every result the blocks of its last ``b``, if that was such a part
 
     def note(self, name: str, x: Array | None) -> None:
         """From now on ``x`` stands under this name: a part of an argument, which keeps its values until the call ends."""
