@@ -243,4 +243,5 @@ def test_the_extra_memory_of_forward_does_not_grow():
         memory[...] = np.random.default_rng(0).standard_normal(memory.size, dtype=np.float32)
         return peak_mib(lambda: attention(q, k, v)) - q.nbytes / 2**20
 
+    extra(512)  # what is imported once
     assert extra(32768) <= extra(8192) + 1
