@@ -93,11 +93,11 @@ class BlockProducts:
     def _blocks(self, b: Array, width: int, name: str, take: Take) -> Array:
         """``b`` (..., K, N) as (..., N / width, K, width), every block in one piece."""
         *lead, terms, columns = b.shape
-        address, item = _address(b), b.itemsize
+        address, item = address_of(b), b.itemsize
         if columns == width and b.strides[-2:] == (width * item, item) and address % LINE == 0:
             return b[..., None, :, :]
         key = (address, b.strides, (*lead, width))
-        steady = any(x is not None and _address(x) == address for x in self.steady.values())
+        steady = any(x is not None and address_of(x) == address for x in self.steady.values())
         if steady and name in self.copies:
             known, blocks = self.copies[name]
             if known == key and blocks.shape[-3] * width >= columns and blocks.shape[-2] >= terms:  # a mask may leave less of it
@@ -133,5 +133,6 @@ def _pieces(terms: int, most: int) -> int | None:
     return next((n for n in range(least, 2 * least + 4) if terms % n == 0), None)
 
 
-def _address(x: Array) -> int:
+def address_of(x: Array) -> int:
+    """Where a NumPy array's first element stands."""
     return int(x.__array_interface__["data"][0])

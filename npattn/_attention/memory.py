@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from npattn._arrays.block_products import LINE, address_of
 from npattn._arrays.namespace import Array, Namespace
 
 
@@ -26,13 +27,12 @@ def new_memory(size: int, dtype: Any, xp: Namespace) -> Array:
         return xp.empty(size, dtype=dtype)
     nbytes = size * np.dtype(dtype).itemsize
     memory = np.empty(nbytes + LINE, np.uint8)
-    start = -int(memory.__array_interface__["data"][0]) % LINE
+    start = -address_of(memory) % LINE
     return memory[start : start + nbytes].view(dtype).view(MarkedMemory)
 
 
 Memory: TypeAlias = dict[str, MarkedMemory]  # the bytes behind the buffers of each name
 
-LINE = 64  # bytes of a line of a core's cache: what begins with one takes part in fewer
 SPARE_BYTES = 5 << 26  # memory that waits for its next use, at most: the largest room that is kept, and tiles
 
 # Every change of these is one operation, so that threads need no lock.

@@ -22,9 +22,10 @@ from npattn._arrays.block_products import Limits
 from npattn._arrays.namespace import library_name
 from npattn._attention.biases import LazyBias
 from npattn._attention.memory import lent_memory
-from npattn._attention.ops import Fresh, FreshNumPy, Ops, Scratch
+from npattn._attention.ops import Fresh, FreshNumPy, Ops
 from npattn._attention.place import ALL, NONE, Place, Run
 from npattn._attention.problem import Problem
+from npattn._attention.scratch import Scratch
 
 SMALL_PRODUCT = 1 << 15  # multiplications of a matrix product that no BLAS gives to several threads
 SMALL_PROBLEM = 1 << 21  # multiplications of a problem that is done before a second thread has woken up

@@ -17,7 +17,7 @@ import numpy as np
 
 from npattn._arrays.blas import multiplies_in_place, one_blas_thread
 from npattn._arrays.block_products import Limits
-from npattn._attention.ops import BUFFER, Scratch
+from npattn._attention.scratch import BUFFER, Scratch
 from npattn._commands.bench_timing import interleave
 
 T, S = 512, 1024

@@ -11,7 +11,7 @@ import pytest
 
 from npattn import set_num_threads
 from npattn._arrays.products import FEW_RESULTS, LONG_SUM
-from npattn._attention.ops import Scratch
+from npattn._attention.scratch import Scratch
 from npattn.testing.candidates import npattn_candidate
 from npattn.testing.problems import attention_problem
 from tests.attention.test_threads import answers, assert_same_bits

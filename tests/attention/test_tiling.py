@@ -21,8 +21,8 @@ from npattn import (
 )
 from npattn._arrays.block_products import Limits
 from npattn._attention import formula, shades, tiling
-from npattn._attention.ops import BUFFER, Scratch
 from npattn._attention.problem import make_problem
+from npattn._attention.scratch import BUFFER, Scratch
 from tests.attention.peaks import peak
 
 SIDE = 2048
